@@ -13,7 +13,7 @@ from protocol.errors import NeighbourError, OperatorError
 from protocol.http.bodies import Passage, read_passages
 from rollout.neighbours.batcher import Batcher, split_if_refused
 from rollout.neighbours.http.circuit_breaker import BreakerOpen, first_ready
-from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint, paused_deadline
+from rollout.neighbours.http.endpoint import HttpEndpoint, paused_deadline
 from rollout.neighbours.http.failures import AttemptFailed, FailureKind
 from rollout.neighbours.http.pool import ClosedAtExit
 from rollout.neighbours.http.retries import HttpPolicy, call_with_retries
@@ -66,9 +66,9 @@ class RetrieverClient(ClosedAtExit):
         return any(not retriever.breaker.is_open for retriever in self._usable)
 
     @property
-    def stats(self) -> dict[str, EndpointStats]:
-        """Attempts (calls), failed attempts and retries since start, by url."""
-        return {retriever.url: retriever.stats for retriever in self._retrievers}
+    def num_attempts(self) -> dict[str, int]:
+        """Requests since the start, by url."""
+        return {retriever.url: retriever.num_attempts for retriever in self._retrievers}
 
     @property
     def content_hash(self) -> str:
@@ -102,7 +102,6 @@ class RetrieverClient(ClosedAtExit):
             _BOUNDARY,
             self._policy,
             lambda limit: self._first_answer(body, len(distinct), limit),
-            self._count_retry,
             missing,
         )
         passages = dict(zip(distinct, found, strict=True))
@@ -117,7 +116,9 @@ class RetrieverClient(ClosedAtExit):
             failure: AttemptFailed | None = None
             for retriever in self._usable:
                 try:
-                    answer = await self._request(retriever, body, num_queries, limit)
+                    found = await retriever.attempt(
+                        body, lambda reply: read_passages(reply, num_queries), limit=limit, waits=False
+                    )
                 except BreakerOpen:
                     continue
                 except AttemptFailed as error:
@@ -126,8 +127,8 @@ class RetrieverClient(ClosedAtExit):
                     # Report the failure of the own retriever.
                     failure = failure or error
                     continue
-                if self._has_same_index(retriever, answer[2]):
-                    return answer
+                if self._has_same_index(retriever, retriever.content_hash):
+                    return found, retriever, retriever.content_hash
             if failure is not None:
                 raise failure
             with paused_deadline(limit):
@@ -153,21 +154,6 @@ class RetrieverClient(ClosedAtExit):
             own[:12],
         )
         return False
-
-    async def _request(self, retriever: HttpEndpoint, body: bytes, num_queries: int, limit: asyncio.Timeout) -> _Answer:
-        try:
-            found = await retriever.attempt(
-                body, lambda reply: read_passages(reply, num_queries), limit=limit, waits=False
-            )
-        except AttemptFailed:
-            retriever.stats.calls += 1
-            retriever.stats.failures += 1
-            raise
-        retriever.stats.calls += 1
-        return found, retriever, retriever.content_hash
-
-    def _count_retry(self) -> None:
-        self._retrievers[-1].stats.retries += 1
 
 
 def _body_of(queries: Sequence[str], topk: int) -> bytes:

@@ -7,7 +7,6 @@ A reward is never invented: every failure raises NeighbourError("reward:<name>")
 """
 
 import asyncio
-import dataclasses
 import math
 import zlib
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,6 @@ from protocol.errors import NeighbourError, OperatorError
 from protocol.http.bodies import SampleScore
 from protocol.settings.rewards import RewardEndpoint
 from rollout.neighbours.http.circuit_breaker import BreakerOpen, first_ready
-from rollout.neighbours.http.endpoint import EndpointStats
 from rollout.neighbours.http.pool import ClosedAtExit, headers_from_environment
 from rollout.neighbours.http.retries import HttpPolicy
 from rollout.neighbours.reward_endpoint import EndpointScorer, ScoreRequest, check_label
@@ -96,9 +94,9 @@ class RewardClient(ClosedAtExit):
         return not any(scorer.breaker.is_open for scorer in self._always)
 
     @property
-    def stats(self) -> Mapping[str, EndpointStats]:
-        """Calls, failures and retries since start, by endpoint name."""
-        return {scorer.name: dataclasses.replace(scorer.stats) for scorer in self._scorers}
+    def num_attempts(self) -> Mapping[str, int]:
+        """Requests since the start, by endpoint name."""
+        return {scorer.name: scorer.num_attempts for scorer in self._scorers}
 
     async def score(self, request: ScoreRequest) -> Score:
         """Return the sample's reward; blocks until all endpoints answer, at most their overall deadline.
@@ -116,15 +114,13 @@ class RewardClient(ClosedAtExit):
         scores = [one.score for name, one in results.items() if one.score is not None and self._weights[name]]
         return Score(reward, parts, math.fsum(scores) / len(scores) if scores else None, _logs_of(results))
 
-    async def check(self, probe: ScoreRequest | None = None) -> None:
-        """Request one reward from every endpoint, at start-up.
+    async def check(self) -> None:
+        """Request a reward for a made-up sample from every endpoint. A working function may answer 400, 422 or 500.
 
-        probe: a real row with an empty response, which must get a reward. Without it the endpoints get a made-up
-        sample, for which a working function may answer 400, 422 or 500.
         Raises: NeighbourError with the first unusable endpoint and the remedy.
         """
         for scorer in self._scorers:
-            await scorer.check(probe)
+            await scorer.check()
 
     async def _score_at(self, scorer: EndpointScorer, request: ScoreRequest) -> tuple[str, SampleScore]:
         return scorer.name, await scorer.score(request)

@@ -16,7 +16,7 @@ from protocol.one_line import one_line
 from protocol.settings.rewards import RewardEndpoint
 from rollout.neighbours.batcher import Batcher, split_if_refused
 from rollout.neighbours.http.circuit_breaker import CircuitBreaker
-from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint
+from rollout.neighbours.http.endpoint import HttpEndpoint
 from rollout.neighbours.http.failures import AttemptFailed
 from rollout.neighbours.http.retries import HttpPolicy
 
@@ -35,7 +35,7 @@ class ScoreRequest:
     columns: Mapping[str, Any] = field(default_factory=dict)  # other columns of the data row
 
 
-_MADE_UP_PROBE = ScoreRequest(key="sluice-check", prompt="1 + 1 =", response=" 2", label="2")
+_PROBE = ScoreRequest(key="sluice-check", prompt="1 + 1 =", response=" 2", label="2")
 
 
 class EndpointScorer:
@@ -64,8 +64,8 @@ class EndpointScorer:
         )
 
     @property
-    def stats(self) -> EndpointStats:
-        return self._http.stats
+    def num_attempts(self) -> int:
+        return self._http.num_attempts
 
     @property
     def breaker(self) -> CircuitBreaker:
@@ -78,13 +78,12 @@ class EndpointScorer:
             return await self._batcher.add(request)
         return (await self._call([request]))[0]
 
-    async def check(self, probe: ScoreRequest | None) -> None:
+    async def check(self) -> None:
         """Send one request without retries. Raises: NeighbourError with the remedy."""
-        request = probe or _MADE_UP_PROBE
         try:
-            await self._http.attempt(body_of([request]), lambda reply: read_scores(reply, 1), key_of([request]))
+            await self._http.attempt(body_of([_PROBE]), lambda reply: read_scores(reply, 1), key_of([_PROBE]))
         except AttemptFailed as failure:
-            if probe is None and failure.status in _ALIVE:
+            if failure.status in _ALIVE:
                 return
             advice = f"Start the service, or change rewards.endpoints (name {self.name})."
             raise NeighbourError(self._boundary, f"{failure}. {advice}") from failure

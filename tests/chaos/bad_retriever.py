@@ -119,7 +119,7 @@ async def run(
         ]
 
         def progress() -> tuple[int, int]:
-            attempts = sum(stats.attempts for client in clients for stats in client.stats.values())
+            attempts = sum(number for client in clients for number in client.num_attempts.values())
             return sum(len(scorer.requests) for scorer in scorers), attempts
 
         async def during() -> None:

@@ -137,7 +137,7 @@ async def run(
         seats = [Seat(each, Resources(1), each, SingleTurn) for each in rewards]
 
         def progress() -> tuple[int, int]:
-            attempts = sum(each.client.stats["bad"].attempts for each in rewards)
+            attempts = sum(each.client.num_attempts["bad"] for each in rewards)
             return sum(each.num_scored for each in rewards), attempts
 
         async def during() -> None:

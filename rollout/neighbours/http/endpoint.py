@@ -1,13 +1,11 @@
-"""One URL for POSTs of JSON: pooled connections, a cap on requests in flight, a circuit breaker, counters."""
+"""One URL for POSTs of JSON: pooled connections, a cap on requests in flight, a circuit breaker."""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TypeVar
 
-from protocol.errors import NeighbourError
 from protocol.http.bodies import CONTENT_HASH, BodyError
 from rollout.neighbours.http.circuit_breaker import CircuitBreaker
 from rollout.neighbours.http.failures import AttemptFailed, FailureKind, failure_of_status, opens_breaker
@@ -25,23 +23,13 @@ _ERROR_BYTES = 4000  # bytes of an error page that are read
 _HASH_LENGTH = 128
 
 
-@dataclass
-class EndpointStats:
-    """Counts since the run attached, for metrics. A call has one attempt or several."""
-
-    calls: int = 0  # calls; of a retriever attempts
-    failures: int = 0  # calls without a result
-    retries: int = 0  # repeated attempts
-    attempts: int = 0  # requests, including retries and checks
-
-
 class HttpEndpoint:
     """Makes calls and single attempts."""
 
     def __init__(self, url: str, headers: Mapping[str, str], policy: HttpPolicy, max_concurrency: int) -> None:
         self.url = url
         self.content_hash = ""  # content hash in the service's last answer; "": none
-        self.stats = EndpointStats()
+        self.num_attempts = 0  # requests so far, including retries and checks
         self.policy = policy
         self.breaker = CircuitBreaker(
             policy.breaker_threshold,
@@ -70,18 +58,12 @@ class HttpEndpoint:
 
         Raises: NeighbourError(boundary); BreakerOpen unless `waits`.
         """
-        self.stats.calls += 1
-        try:
-            return await call_with_retries(
-                boundary,
-                self.policy,
-                lambda limit: self.attempt(body, read, key, limit, waits),
-                self._count_retry,
-                f"{self.url}: {missing}",
-            )
-        except NeighbourError:
-            self.stats.failures += 1
-            raise
+        return await call_with_retries(
+            boundary,
+            self.policy,
+            lambda limit: self.attempt(body, read, key, limit, waits),
+            f"{self.url}: {missing}",
+        )
 
     async def attempt(
         self,
@@ -127,7 +109,7 @@ class HttpEndpoint:
             failure.num_extra_attempts = 1
 
     async def _attempt_once(self, body: bytes, read: Callable[[bytes], _T], key: str | None) -> _T:
-        self.stats.attempts += 1
+        self.num_attempts += 1
         try:
             async with asyncio.timeout(self.policy.attempt_timeout_s):
                 reply = await self._post(body, key)
@@ -158,9 +140,6 @@ class HttpEndpoint:
 
     def _unusable(self, problem: str) -> AttemptFailed:
         return AttemptFailed(f"{self.url}: {problem}", FailureKind.FAILED, 200)
-
-    def _count_retry(self) -> None:
-        self.stats.retries += 1
 
 
 @contextmanager

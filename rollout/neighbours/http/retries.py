@@ -37,12 +37,11 @@ async def call_with_retries(
     boundary: str,
     policy: HttpPolicy,
     attempt: Callable[[asyncio.Timeout], Awaitable[_T]],
-    on_retry: Callable[[], None],
     missing: str,
 ) -> _T:
     """Return the result of the first successful attempt.
 
-    attempt: makes one attempt; it may pause the deadline that it receives. on_retry: called before each retry.
+    attempt: makes one attempt; it may pause the deadline that it receives.
     missing: start of the error text when the deadline passes, such as `URL: no reward`.
     Raises: NeighbourError(boundary) with the last failure, the number of attempts and their duration.
     """
@@ -58,7 +57,6 @@ async def call_with_retries(
                         times = "1 attempt" if number == 1 else f"{number} attempts"
                         detail = f"{failure} ({times} in {time.monotonic() - started:.1f} s)"
                         raise NeighbourError(boundary, detail) from failure
-                    on_retry()
                     await asyncio.sleep(_pause_s(failure, number, policy))
     except TimeoutError:
         detail = f"{missing} within {policy.overall_timeout_s:g} s over all attempts"

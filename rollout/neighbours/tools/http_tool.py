@@ -18,7 +18,7 @@ from protocol.http.bodies import BodyError
 from protocol.settings.tools import HttpTool
 from rollout.environments.base import ToolRefusal
 from rollout.environments.tool_use.arguments import check_json
-from rollout.neighbours.http.endpoint import EndpointStats, HttpEndpoint
+from rollout.neighbours.http.endpoint import HttpEndpoint
 from rollout.neighbours.http.failures import AttemptFailed
 from rollout.neighbours.http.pool import headers_from_environment
 from rollout.neighbours.http.retries import HttpPolicy
@@ -48,10 +48,6 @@ class HttpToolClient:
     def is_accepting(self) -> bool:
         return not self._http.breaker.is_open
 
-    @property
-    def stats(self) -> EndpointStats:
-        return self._http.stats
-
     async def __call__(self, **arguments: Any) -> str:
         return await self.answer(arguments)
 
@@ -66,7 +62,6 @@ class HttpToolClient:
         except NeighbourError as error:
             cause = error.__cause__
             if isinstance(cause, AttemptFailed) and cause.status in _REFUSED:
-                self.stats.failures -= 1  # the service works: the policy made the mistake
                 raise ToolRefusal(_reason_in(cause.text)) from None
             raise
         if isinstance(answer, ToolRefusal):

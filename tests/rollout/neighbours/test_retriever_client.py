@@ -69,7 +69,7 @@ async def test_simultaneous_searches_share_a_request(real: str) -> None:
             ["11"],
             ["10"],
         ]
-        assert client.stats[real].attempts == 1
+        assert client.num_attempts[real] == 1
 
 
 async def test_query_that_crashes_the_service_does_not_affect_its_batch(server: ScriptedServer) -> None:
@@ -98,8 +98,8 @@ async def test_next_retriever_replaces_a_dead_one(real: str) -> None:
         for _ in range(10):
             assert [passage.id for passage in await client.search("Oslo")] == ["10"]
         assert client.is_accepting
-        assert client.stats[down].calls == 3
-        assert client.stats[real].calls == 10
+        assert client.num_attempts[down] == 3
+        assert client.num_attempts[real] == 10
 
 
 async def test_search_returns_to_the_own_node_after_an_outage(server: ScriptedServer) -> None:

@@ -47,7 +47,9 @@ async def test_client_is_accepting_while_samples_can_be_scored(
             assert client.is_accepting
             calls = [asyncio.create_task(client.score(request(f"p{i}"))) for i in range(50)]
             async with asyncio.timeout(20.0):
-                while not all(client.stats[name].retries for name in ("a", "b")) or client.is_accepting is not expected:
+                while (
+                    not all(client.num_attempts[name] > 1 for name in ("a", "b")) or client.is_accepting is not expected
+                ):
                     await asyncio.sleep(0.01)
             for call in calls:
                 call.cancel()
@@ -73,9 +75,7 @@ async def test_score_waits_through_an_outage_longer_than_its_deadline(server: Sc
     policy = replace(policy, breaker_max_cooldown_s=0.2)
     async with RewardClient([endpoint(url, timeout_s=0.4)], "sum", policy=policy) as client:  # 1.2 s in all
         scores = await asyncio.gather(*(client.score(request(f"p{i}")) for i in range(10)))
-        stats = client.stats["math"]
     assert [score.reward for score in scores] == [0.5] * 10
-    assert stats.failures == 0
     assert len(server.received["outage"]) < 10 + 9 + 10 + 10  # ten at once, one every 0.2 s, ten at the end
 
 
