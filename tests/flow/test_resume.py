@@ -135,7 +135,7 @@ def test_a_run_goes_on_from_its_newest_checkpoint_when_a_part_of_the_learner_die
     left, command = lived_on
 
     assert command.returncode == 0, command.stdout + command.stderr
-    assert re.search(r"Resuming from step [24]\.", command.stdout)
+    assert re.search(r"Resuming\s+from\s+step\s+[24]\.", command.stdout)
     assert left.trained == each_trained_once(6)
     assert left.rows("SELECT value FROM meta WHERE key = 'incarnation'") == [("2",)]
     assert [line["step"] for line in left.metrics] == [1, 2, 3, 4, 5, 6]

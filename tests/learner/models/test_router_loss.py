@@ -84,9 +84,7 @@ def test_router_loss_is_the_formulas_weighed_by_model_tokens(name: str, tmp_path
 
 
 def test_model_without_experts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        OperatorError, match=r"learner\.router_aux_loss = 0\.5 is for mixtures of experts .* a qwen2 has"
-    ):
+    with pytest.raises(OperatorError, match=r"learner\.router_aux_loss = 0\.5 needs a mixture of experts .* qwen2 has"):
         model_of("Qwen2Config", tmp_path)
 
 
