@@ -90,7 +90,7 @@ class CoordinatorClient:
                     )
                     raise NeighbourError("coordinator", problem)
 
-    def stepped(
+    def report_step(
         self, step: int, policy_version: int, is_applied: bool, detail: str, metrics: Mapping[str, float]
     ) -> None:
         """Report the end of a step, and the policy version that the servers hold now."""

@@ -116,7 +116,7 @@ class Trainer:
         if self._rank != 0:
             return
         metrics = {**outcome.metrics, **timings}
-        self._coordinator.stepped(self._step, self._version, outcome.applied, outcome.detail, metrics)
+        self._coordinator.report_step(self._step, self._version, outcome.applied, outcome.detail, metrics)
 
     def _save_when_due(self) -> None:
         """Save every checkpoint_every_steps; `train` saves after the last step, when its evaluation is done too."""

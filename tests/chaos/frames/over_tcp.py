@@ -78,7 +78,7 @@ class Rank:
         client = CoordinatorClient(channel, RUN_ID, 1)
         while not isinstance(client.next_batch(self.version + 1, 0, timeout_s=600.0), str):
             self.version += 1
-            client.stepped(self.version, self.version, True, "", {})
+            client.report_step(self.version, self.version, True, "", {})
         channel.close()
 
 

@@ -224,7 +224,7 @@ def _train(place: Place, engines: Sequence[ScriptedEngine], note: Callable[[Traj
         step = batch.step
         for engine in engines:
             engine.policy_version = step
-        client.stepped(step, step, True, "", {})
+        client.report_step(step, step, True, "", {})
     channel.close()
 
 

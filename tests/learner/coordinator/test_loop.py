@@ -131,7 +131,7 @@ def train(
         collective.wait(20.0)  # no rank ends a step that another has not begun
         if rank == 0:
             push(step)
-            client.stepped(step, step, True, "", {"loss": 0.5})
+            client.report_step(step, step, True, "", {"loss": 0.5})
     assert (step, share) == (3, "all steps are done")
     channel.close()
 

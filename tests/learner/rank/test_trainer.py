@@ -44,7 +44,7 @@ class Peers:
         answer = self.answers.pop(0) if self.answers else "the run is over"
         return (_batch(step, answer), {}) if isinstance(answer, list) else answer
 
-    def stepped(self, step: int, version: int, applied: bool, detail: str, metrics: dict[str, float]) -> None:
+    def report_step(self, step: int, version: int, applied: bool, detail: str, metrics: dict[str, float]) -> None:
         self.done.append(("stepped", step, version, applied))
         self.detail, self.metrics = detail, metrics
 
