@@ -143,18 +143,25 @@ def _reads(reader: CallReader, written: str) -> bool:
 
 def _written_probe(tokenizer: Any) -> str | None:
     """Return a known call as the chat template writes it; None where it writes none."""
-    calls = [{"id": "call00000", "type": "function", "function": {"name": _PROBE_NAME, "arguments": _PROBE_ARGUMENTS}}]
-    asked = {"role": "user", "content": "Where is Paris?"}
-    # The two turns have the same beginning. The rest of the second one is the call.
-    turns = ({"role": "assistant", "content": "Zebra"}, {"role": "assistant", "content": "", "tool_calls": calls})
-    try:
-        plain, calling = (
-            str(tokenizer.apply_chat_template([asked, turn], tools=[_PROBE_TOOL], tokenize=False)) for turn in turns
-        )
-    except Exception:  # templates raise whatever jinja does
-        return None
-    written = calling[len(os.path.commonprefix([plain, calling])) :]  # noqa: RUF071  texts, not paths
-    return written if _PROBE_NAME in written else None
+    # Most templates take arguments as an object, some as JSON text.
+    for arguments in (_PROBE_ARGUMENTS, json.dumps(_PROBE_ARGUMENTS)):
+        function = {"name": _PROBE_NAME, "arguments": arguments}
+        call = {"id": "call00000", "type": "function", "function": function}
+        # The two turns have the same beginning. The rest of the second one is the call.
+        turns = ({"content": "Zebra"}, {"content": "", "tool_calls": [call]})
+        try:
+            plain, calling = (_rendered_turn(tokenizer, turn) for turn in turns)
+        except Exception:  # noqa: S112  templates raise whatever jinja does
+            continue
+        written = calling[len(os.path.commonprefix([plain, calling])) :]  # noqa: RUF071  texts, not paths
+        if _PROBE_NAME in written:
+            return written
+    return None
+
+
+def _rendered_turn(tokenizer: Any, turn: dict[str, Any]) -> str:
+    messages = [{"role": "user", "content": "Where is Paris?"}, {"role": "assistant", **turn}]
+    return str(tokenizer.apply_chat_template(messages, tools=[_PROBE_TOOL], tokenize=False))
 
 
 def _call(name: str, arguments: str) -> Call:

@@ -11,6 +11,11 @@ from tests.fakes.tool_models import CODER, FAMILIES
 ADD = Call("add", {"a": 1, "b": "x"})
 NOW = Call("now", {})
 TEXT = Call("add", {"a": "1", "b": "x"})
+TEXT_ARGUMENTS = (
+    "{% for m in messages %}{{ m.role + m.content }}{% for c in m.tool_calls %}"
+    """{{ '<tool_call>{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments + '}</tool_call>' }}"""
+    "{% endfor %}{% endfor %}"
+)
 FORMATS = {"hermes": "hermes", "qwen3_coder": "hermes", "llama3_json": "llama3", "mistral": "mistral"}
 
 
@@ -81,6 +86,7 @@ def test_broken_call_has_a_problem(readers: dict[str, CallReader], call_format: 
         *((family, None, name) for family, name in (("hermes", "hermes"), ("llama3", "llama3_json"))),
         ("mistral", None, "mistral"),
         ("hermes", CODER, "qwen3_coder"),
+        ("hermes", TEXT_ARGUMENTS, "hermes"),
     ],
 )
 def test_format_is_the_one_that_reads_the_templates_own_call(
