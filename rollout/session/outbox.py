@@ -76,11 +76,6 @@ class Outbox:
     def __contains__(self, key: Key) -> bool:
         return key in self._items
 
-    @property
-    def num_unanswered(self) -> int:
-        """Number of items without an answer of the coordinator."""
-        return len(self._waiting) + len(self._sent_at)
-
     def unanswered_keys(self) -> Iterator[Key]:
         """Yield the keys of items without an answer of the coordinator."""
         yield from self._waiting

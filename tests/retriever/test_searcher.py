@@ -30,7 +30,7 @@ def _rows(found: list[list[Hit]]) -> list[list[int]]:
     return [[hit.row for hit in hits] for hits in found]
 
 
-async def test_requests_that_wait_at_the_same_moment_are_one_batch_with_their_own_topk() -> None:
+async def test_waiting_requests_share_a_batch_with_their_own_topk() -> None:
     index = CountingIndex()
     searcher = Searcher(index)
     index.gate.clear()
@@ -48,7 +48,7 @@ async def test_requests_that_wait_at_the_same_moment_are_one_batch_with_their_ow
     assert index.batches == [["a"], ["bb", "ccc"]]
 
 
-async def test_found_hits_are_kept_until_others_were_asked_for_since() -> None:
+async def test_cache_drops_the_least_recently_used_query() -> None:
     index = CountingIndex()
     searcher = Searcher(index, cache_size=2)
     for query in ("a", "b b", " b  b\n", "a", "c", "a", "b b"):
@@ -58,7 +58,7 @@ async def test_found_hits_are_kept_until_others_were_asked_for_since() -> None:
     assert _rows(await searcher.search(["c", "c"], 2)) == [[1, 1], [1, 1]]  # kept for topk 1 alone
 
 
-async def test_nothing_is_kept_without_a_cache() -> None:
+async def test_searches_without_a_cache_are_repeated() -> None:
     index = CountingIndex()
     searcher = Searcher(index, cache_size=0)
     assert _rows(await searcher.search(["a", "b", "a"], 1)) == [[1], [1], [1]]

@@ -51,7 +51,7 @@ def test_serve_answers_on_another_address_too(tmp_path: Path, corpus_path: Path)
             assert httpx.post(url, json={"queries": ["3"]}, headers=right, trust_env=False).status_code == 200
 
 
-def test_open_service_asks_programs_of_this_machine_for_no_token(tmp_path: Path, corpus_path: Path) -> None:
+def test_open_service_needs_no_token_on_this_machine(tmp_path: Path, corpus_path: Path) -> None:
     """As Search-R1's own client calls it: no header, one list of queries."""
     (tmp_path / "token").write_text(TOKEN)
     arguments = ("--index-path", str(tmp_path / "index"), "--corpus-path", str(corpus_path), "--open")

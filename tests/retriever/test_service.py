@@ -55,7 +55,7 @@ def test_retrieve_uses_the_services_topk_when_none_is_asked_for(http: httpx.Clie
     assert [len(items) for items in retrieve(http, queries=["town"], topk=3)] == [2]
 
 
-def test_replies_say_what_was_searched() -> None:
+def test_reply_has_the_content_hash() -> None:
     service = RetrieverService(Bm25Index.build(CORPUS), CORPUS, "towns", content_hash="3fa9c1")
     with serving(service.app()) as address:
         answer = httpx.post(f"{address}/retrieve", json={"queries": ["oslo"]}, trust_env=False)

@@ -77,7 +77,7 @@ def test_good_endpoint_has_nothing_to_change() -> None:
         (Answer({"rewards": [1.0], "pad": "x" * (1 << 20)}), "over 1048576", "Send the rewards only"),
     ],
 )
-def test_bad_answer_is_a_problem_in_words(server: ScriptedServer, answer: Answer, fact: str, advice: str) -> None:
+def test_bad_answer_is_a_problem_with_advice(server: ScriptedServer, answer: Answer, fact: str, advice: str) -> None:
     (finding,) = _found(server.script("bad", answer))
     assert finding.kind == "problem"
     assert fact in finding.fact
@@ -92,12 +92,12 @@ def test_bad_answer_is_a_problem_in_words(server: ScriptedServer, answer: Answer
         ("localhost:8000", "is not an address", "Expected http://HOST:PORT/PATH"),
     ],
 )
-def test_address_where_nobody_answers_is_a_problem(url: str, fact: str, advice: str) -> None:
+def test_address_without_a_service_is_a_problem(url: str, fact: str, advice: str) -> None:
     (finding,) = _found(url)
     assert (finding.kind, fact in finding.fact, advice in finding.advice) == ("problem", True, True), finding
 
 
-def test_service_that_speaks_no_https_is_told(server: ScriptedServer) -> None:
+def test_service_without_https_is_reported(server: ScriptedServer) -> None:
     (finding,) = _found(server.address.replace("http:", "https:"))
     assert (finding.kind, finding.advice) == (
         "problem",
@@ -105,7 +105,7 @@ def test_service_that_speaks_no_https_is_told(server: ScriptedServer) -> None:
     )
 
 
-def test_answer_that_does_not_come_is_told_by_the_limit(server: ScriptedServer) -> None:
+def test_late_answer_is_reported_with_the_limit(server: ScriptedServer) -> None:
     (finding,) = _found(server.script("late", Answer({"rewards": [1.0]}, delay_s=30.0)), timeout_s=0.1)
     assert finding.fact == "No answer within 0.1 s."
 
@@ -146,7 +146,7 @@ def _speaking(begin: bytes, more: bytes) -> Iterator[str]:
     ],
     ids=["bytes", "headers", "continues", "endless"],
 )
-def test_answer_that_never_ends_is_told(begin: bytes, more: bytes, fact: str) -> None:
+def test_endless_answer_is_reported(begin: bytes, more: bytes, fact: str) -> None:
     with _speaking(begin, more) as url:
         (finding,) = _found(url, timeout_s=0.3 if fact.startswith("No answer") else 30.0)
     assert finding.fact == fact
@@ -172,7 +172,7 @@ def _constant(received: Received) -> Any:
         (_constant, "Two different samples both got 0.5."),
     ],
 )
-def test_endpoint_for_single_samples_alone_is_a_warning(
+def test_endpoint_without_batches_is_a_warning(
     server: ScriptedServer, answer: Callable[[Received], Answer], fact: str
 ) -> None:
     found = _found(server.script_by("odd", answer))
@@ -180,7 +180,7 @@ def test_endpoint_for_single_samples_alone_is_a_warning(
     assert "problem" not in [finding.kind for finding in found]
 
 
-def test_rewards_by_chance_are_a_warning(server: ScriptedServer) -> None:
+def test_random_rewards_are_a_warning(server: ScriptedServer) -> None:
     url = server.script("chance", *[Answer({"rewards": [number / 10]}) for number in range(4)])
     assert "One sample got 0, then 0.2." in [finding.fact for finding in _found(url)]
 
@@ -202,7 +202,7 @@ def test_sample_of_the_users_is_sent_with_its_columns(server: ScriptedServer, tm
         ('{"prompt": "p", "columns": [1]}', "columns must be an object"),
     ],
 )
-def test_sample_that_is_none_is_refused(row: str, problem: str, tmp_path: Path) -> None:
+def test_invalid_sample_is_rejected(row: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "row.json").write_text(f"{row}\n")
     with pytest.raises(OperatorError, match="is not a sample") as refusal:
         _samples(tmp_path / "row.json")
@@ -210,12 +210,12 @@ def test_sample_that_is_none_is_refused(row: str, problem: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("header", ["X-Key", ": v", "X-Key: \u00e9", "X-Key: a\nb"])
-def test_header_that_is_none_is_refused(header: str) -> None:
+def test_invalid_header_is_rejected(header: str) -> None:
     with pytest.raises(OperatorError, match="is not a header"):
         _headers([header], None)
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "nan", "inf"])
-def test_time_limit_that_is_none_is_refused(limit: str) -> None:
+def test_invalid_time_limit_is_rejected(limit: str) -> None:
     with pytest.raises(ArgumentTypeError, match="is not a time limit"):
         _seconds(limit)

@@ -81,7 +81,7 @@ async def test_share_of_passed_tests_is_the_score(sandbox: Sandbox) -> None:
         "while True: pass",
     ],
 )
-async def test_code_that_does_not_reach_the_tests_end_has_not_passed(sandbox: Sandbox, code: str) -> None:
+async def test_code_that_does_not_finish_the_test_fails(sandbox: Sandbox, code: str) -> None:
     wall_s = 3.0 if code.startswith("while") else 60.0
     score = await _scored(sandbox, code, ["assert square(3) == 9"], wall_s)
     assert score.reward == 0.0
@@ -133,7 +133,7 @@ square = lambda x: -1
 
 
 @pytest.mark.parametrize("way", CHEATS)
-async def test_code_cannot_pass_but_by_its_values(sandbox: Sandbox, way: str) -> None:
+async def test_code_passes_by_its_values_only(sandbox: Sandbox, way: str) -> None:
     label = ["assert square(3) == 9", "assert abs(square(2.5) - 6.25) < 1e-6 and all([square(1) == 1])"]
     if way == "takes a test's function apart":
         label = ["assert square(lambda x: x + 1) == 9"]
@@ -170,7 +170,7 @@ SOUND = {
 
 
 @pytest.mark.parametrize("what", SOUND)
-async def test_tests_may_use_what_code_defines_as_if_it_stood_there(sandbox: Sandbox, what: str) -> None:
+async def test_tests_can_use_the_definitions_of_the_code(sandbox: Sandbox, what: str) -> None:
     code, test = SOUND[what]
     score = await _scored(sandbox, code, [test])
     assert score.reward == 1.0

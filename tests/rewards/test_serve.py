@@ -54,7 +54,7 @@ def test_post_of_no_samples_gives_no_rewards(exact_match: httpx.Client) -> None:
         ({"queries": ["a"]}, "$.query Field required"),
     ],
 )
-def test_post_names_what_is_wrong(exact_match: httpx.Client, body: dict[str, Any], detail: str) -> None:
+def test_post_names_the_invalid_field(exact_match: httpx.Client, body: dict[str, Any], detail: str) -> None:
     answer = exact_match.post("/", json=body)
     assert (answer.status_code, answer.json()) == (422, {"detail": detail, "path": detail.partition(" ")[0]})
 
@@ -104,7 +104,7 @@ def test_a_function_that_raises_gives_500_with_type_message_and_sample(tmp_path:
         }
 
 
-def test_logs_that_only_some_samples_have_are_left_out(tmp_path: Path) -> None:
+def test_logs_of_some_samples_only_are_omitted(tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text(
         "from rewards.sample import Score\n"
         "def score(s):\n"

@@ -92,7 +92,7 @@ async def test_own_score_gets_a_sample(tmp_path: Path) -> None:
     assert await rewards_of(path) == [Score(5, 0.5), Score(5, 0.5)]
 
 
-async def test_load_scorer_takes_the_named_function_and_files_beside_it(tmp_path: Path) -> None:
+async def test_load_scorer_imports_files_of_the_same_folder(tmp_path: Path) -> None:
     (tmp_path / "beside_the_reward.py").write_text("VALUE = 3.0\n")
     path = write(
         tmp_path, "from beside_the_reward import VALUE\ndef mine(sample):\n    return VALUE\ndef score(sample): ...\n"
@@ -142,7 +142,7 @@ async def test_task_of_a_function_that_exits_fails_its_request_alone(tmp_path: P
         await asyncio.wait_for(rewards_of(path), 10.0)
 
 
-async def test_log_that_no_curve_can_show_costs_no_reward(tmp_path: Path) -> None:
+async def test_invalid_logs_are_skipped(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"

@@ -56,5 +56,5 @@ def test_filter_answers_each_call(machine: str, kind: int, number: int, argument
     assert _answer(refusing_filter(machine), kind, number, argument) == answer
 
 
-def test_machine_that_is_not_known_has_no_filter() -> None:
+def test_unknown_machine_has_no_filter() -> None:
     assert refusing_filter("riscv64") == b""

@@ -52,7 +52,7 @@ async def test_leased_group_is_made_and_kept_until_it_is_trained() -> None:
 
         coordinator.acknowledge("e0-a", 0, "accepted")
         coordinator.acknowledge("e0-a", 1, "accepted")
-        await until(lambda: scene.session.outbox.num_unanswered == 0)
+        await until(lambda: not list(scene.session.outbox.unanswered_keys()))
         assert len(scene.session.outbox) == 2
         coordinator.send(m.GroupsTrained(**coordinator.stamp, groups=["e0-a"]))
         await until(lambda: len(scene.session.outbox) == 0)
@@ -167,7 +167,7 @@ async def test_finished_trajectories_go_to_the_next_start_of_the_learner() -> No
         scene.coordinator.lease("e0-a")
         await scene.coordinator.next(m.TrajectoryDone)
         scene.coordinator.acknowledge("e0-a", 0, "accepted")
-        await until(lambda: scene.session.outbox.num_unanswered == 0)
+        await until(lambda: not list(scene.session.outbox.unanswered_keys()))
         outbox, keys = scene.session.outbox, scene.keys
 
     async with playing(keys=keys, outbox=outbox, incarnation=2) as scene:

@@ -1,4 +1,4 @@
-"""Turns that a session tells while its samples go on, and samples that it takes over from another server."""
+"""Turns of samples in flight that a session sends, and samples that it resumes from another server."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from tests.rollout.session.scene import until
 
 
 def searching(num_searches: int) -> ScriptedEngine:
-    """Return an engine that searches so often before it answers."""
+    """Return an engine that searches `num_searches` times before it answers."""
 
     def write(context: str) -> str:
         asked = context.count("<search>")
@@ -30,7 +30,7 @@ def searching(num_searches: int) -> ScriptedEngine:
 
 @dataclass
 class Library:
-    """A search that counts what it was asked."""
+    """A search that records its queries."""
 
     asked: list[str] = field(default_factory=list)
 
@@ -43,7 +43,7 @@ class Library:
 
 
 async def next_turns(playing: PlayingSession) -> tuple[ConversationPart, list[bytes]]:
-    """Return the only part of the next message of turns."""
+    """Return the single part of the next TurnsDone."""
     message = await playing.coordinator.next(m.TurnsDone)
     (part,) = message.parts
     return part, playing.coordinator.buffers[-1]
@@ -54,7 +54,7 @@ async def made(playing: PlayingSession) -> Trajectory:
     return Trajectory.from_buffers(message.facts, playing.coordinator.buffers[-1])
 
 
-async def test_what_is_told_of_turns_is_what_the_trajectory_has() -> None:
+async def test_sent_turns_equal_the_trajectory() -> None:
     library = Library()
     async with playing_session(searching(2), Search, library.resources(), max_turns=9) as playing:
         playing.coordinator.lease("g")
@@ -71,7 +71,7 @@ async def test_what_is_told_of_turns_is_what_the_trajectory_has() -> None:
     assert spans == trajectory.facts.version_spans[:2]
 
 
-async def test_no_search_is_made_before_the_turn_before_it_is_kept() -> None:
+async def test_search_waits_until_the_turn_before_is_kept() -> None:
     library = Library()
     engine = searching(2)
     async with playing_session(engine, Search, library.resources(), keeps_turns=False, max_turns=9) as playing:
@@ -86,7 +86,7 @@ async def test_no_search_is_made_before_the_turn_before_it_is_kept() -> None:
         assert library.asked == ["1", "2"]
 
 
-async def test_turns_that_were_lost_are_told_again_from_the_last_token_that_is_kept() -> None:
+async def test_lost_turns_are_resent_from_the_last_kept_token() -> None:
     async with playing_session(searching(2), Search, Library().resources(), keeps_turns=False, max_turns=9) as playing:
         playing.coordinator.lease("g")
         first = await playing.coordinator.next(m.TurnsDone)
@@ -98,7 +98,7 @@ async def test_turns_that_were_lost_are_told_again_from_the_last_token_that_is_k
         assert (second.first_token, len(second.turns)) == (first.parts[0].end, 1)
 
 
-async def test_turns_without_an_answer_are_told_again(monkeypatch: Any) -> None:
+async def test_turns_without_an_answer_are_resent(monkeypatch: Any) -> None:
     monkeypatch.setattr(turns_to_keep, "_RESEND_S", 0.05)
     async with playing_session(searching(2), Search, Library().resources(), keeps_turns=False, max_turns=9) as playing:
         playing.coordinator.lease("g")
@@ -106,7 +106,7 @@ async def test_turns_without_an_answer_are_told_again(monkeypatch: Any) -> None:
         assert (await playing.coordinator.next(m.TurnsDone)).parts == first.parts
 
 
-async def test_a_sample_that_is_anothers_is_stopped() -> None:
+async def test_sample_of_another_server_is_stopped() -> None:
     library = Library()
     async with playing_session(searching(2), Search, library.resources(), keeps_turns=False, max_turns=9) as playing:
         playing.coordinator.lease("g")
@@ -117,14 +117,14 @@ async def test_a_sample_that_is_anothers_is_stopped() -> None:
         assert len(playing.session.outbox) == 0
 
 
-async def test_a_coordinator_that_answers_nothing_does_not_keep_samples_from_their_end(monkeypatch: Any) -> None:
+async def test_samples_finish_without_answers_of_the_coordinator(monkeypatch: Any) -> None:
     monkeypatch.setattr(turns_to_keep, "_ANSWER_S", 0.05)
     async with playing_session(searching(3), Search, Library().resources(), keeps_turns=False, max_turns=9) as playing:
         playing.coordinator.lease("g")
         assert (await made(playing)).facts.finish == "answer"
 
 
-async def test_nothing_is_told_where_the_settings_say_so() -> None:
+async def test_no_turns_are_sent_without_resume_turns() -> None:
     engine = searching(2)
     async with playing_session(engine, Search, Library().resources(), max_turns=9, resume_turns=False) as playing:
         playing.coordinator.lease("g")
@@ -132,8 +132,8 @@ async def test_nothing_is_told_where_the_settings_say_so() -> None:
         assert not any(isinstance(message, m.TurnsDone) for message in playing.coordinator.received)
 
 
-async def test_a_sample_goes_on_where_another_server_stopped() -> None:
-    """Its trajectory is that of one server, and what was searched before is not searched again."""
+async def test_sample_resumes_where_another_server_stopped() -> None:
+    """The trajectory equals that of one server, and earlier searches are not repeated."""
     library = Library()
     engine = searching(2)
     async with playing_session(engine, Search, library.resources(), max_turns=9) as playing:
@@ -170,7 +170,7 @@ async def test_max_turns_counts_turns_of_the_server_before() -> None:
 
 
 class Forgetful:
-    """Has turns, and nothing by which another could go on with them."""
+    """Has turns, and no snapshot."""
 
     stop: tuple[str, ...] = ()
 
@@ -185,7 +185,7 @@ class Forgetful:
         return Step("again", is_done=self.turns == 3)
 
 
-async def test_a_sample_of_an_environment_that_cannot_go_on_begins_anew() -> None:
+async def test_sample_of_an_environment_without_snapshots_begins_again() -> None:
     part = ConversationPart(
         group="g",
         sample_index=0,
@@ -209,7 +209,7 @@ async def test_a_sample_of_an_environment_that_cannot_go_on_begins_anew() -> Non
         assert not any(isinstance(message, m.TurnsDone) for message in playing.coordinator.received)
 
 
-async def test_a_lease_whose_arrays_are_not_what_it_says_is_not_used() -> None:
+async def test_lease_with_inconsistent_arrays_is_ignored() -> None:
     async with playing_session(searching(1), Search, Library().resources(), max_turns=9) as playing:
         playing.coordinator.lease("g")
         part, buffers = await next_turns(playing)
@@ -221,7 +221,7 @@ async def test_a_lease_whose_arrays_are_not_what_it_says_is_not_used() -> None:
         assert playing.session.failures.totals == {"coordinator": 1}
 
 
-async def test_turns_that_end_at_the_same_moment_go_as_one_message(monkeypatch: Any) -> None:
+async def test_simultaneous_turns_share_a_message(monkeypatch: Any) -> None:
     monkeypatch.setattr(turns_to_keep, "_BUNDLE_S", 1.0)
     async with playing_session(searching(1), Search, Library().resources(), max_turns=9) as playing:
         playing.coordinator.lease("g", num_samples=8)
@@ -234,7 +234,7 @@ async def test_turns_that_end_at_the_same_moment_go_as_one_message(monkeypatch: 
 
 
 class Overpaid:
-    """Has two turns, and gives for the first what no message has room for."""
+    """Has two turns; the first reward is too large for a message."""
 
     stop: tuple[str, ...] = ()
 
@@ -255,14 +255,14 @@ class Overpaid:
         self.turns = snapshot
 
 
-async def test_a_reward_that_no_message_has_room_for_fails_its_sample_by_name_and_holds_nothing_up() -> None:
+async def test_reward_that_is_too_large_for_a_message_fails_its_sample() -> None:
     async with playing_session(ScriptedEngine(lambda context: "4"), Overpaid, keeps_turns=False) as playing:
         failed = await playing.made("g")
     assert isinstance(failed, m.SampleFailed)
     assert failed.boundary == "trajectory"
 
 
-async def test_a_conversation_of_more_turns_than_a_lease_has_room_for_is_kept_no_further(monkeypatch: Any) -> None:
+async def test_turns_beyond_the_limit_of_a_lease_are_not_kept(monkeypatch: Any) -> None:
     monkeypatch.setattr(turns_to_keep, "MAX_TURNS", 1)
     async with playing_session(searching(2), Search, Library().resources(), max_turns=9) as playing:
         playing.coordinator.lease("g")
