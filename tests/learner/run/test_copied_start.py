@@ -83,7 +83,7 @@ def test_copy_that_is_not_whole_refuses_a_start_that_has_nothing_else(tmp_path: 
     put(tmp_path, url, 20)
     (ledger,) = (tmp_path / "store").rglob("ledger.sqlite")
     ledger.write_bytes(b"99")
-    with pytest.raises(OperatorError, match=r"the copy of step 20 is not whole .*ledger\.sqlite is not"):
+    with pytest.raises(OperatorError, match=r"the copy of step 20 is not whole .*ledger\.sqlite differs from"):
         start_with_copies(settings(tmp_path, url), "model-1")
     assert list((tmp_path / "here" / "my-run" / "checkpoints").glob("step_*")) == []
 
