@@ -81,9 +81,8 @@ class TurnsToKeep:
         return keeper
 
     def on_end(self, sample: SampleTask) -> None:
-        """Forget a finished sample."""
+        """Forget a finished sample. `due_messages` skips its turns."""
         self._keepers.pop((sample.group, sample.sample_index), None)
-        self._drop((sample.group, sample.sample_index))
 
     def on_message(self, message: m.Message) -> None:
         """Apply the coordinator's confirmations, and stop samples that another server has taken over."""
