@@ -34,7 +34,7 @@ async def test_session_sends_only_hello_before_it_is_welcome() -> None:
     async with playing() as scene:
         await scene.coordinator.next(m.Hello)
         with pytest.raises(TimeoutError):
-            await scene.coordinator.next(m.Demand, timeout_s=0.6)
+            await scene.coordinator.next(m.Demand, timeout_s=1.5)  # a demand would be repeated each second
 
 
 async def test_leased_group_is_made_and_kept_until_it_is_trained() -> None:
