@@ -1,8 +1,8 @@
-"""The rule that filter and curriculum did what the settings say: each group's mean is computed again from the ledger.
+"""The audit's check of filter and curriculum: each group's mean score is computed again from the ledger.
 
-A filtered group's mean lies at or outside the bounds of its reason, which a start of the run had. A trained group's
-mean lies strictly inside the bounds of its step, unless its reason says why it was kept. A prompt that the curriculum
-left out of an epoch had the mean of its reason in a recent epoch.
+- A filtered group: its mean lies at or outside the bounds in its reason. A start of the run had these bounds.
+- A trained group: its mean lies strictly inside the bounds of its step, unless its reason says why it was kept.
+- A prompt that the curriculum left out of an epoch: its group of a recent epoch had the mean in its reason.
 """
 
 import json
@@ -12,34 +12,45 @@ from typing import NamedTuple
 
 from learner.audit.run import AuditedRun, Breach
 from learner.audit.steps import StepTerms, Terms
-from learner.data.filtered import FILTERED, KEPT, RESTED, OutsideBounds, mean_score, read_reason, read_rested
+from learner.data.filtered import (
+    FILTERED,
+    KEPT,
+    LEFT_OUT,
+    OutsideBounds,
+    mean_score,
+    parse_left_out,
+    parse_outside_bounds,
+)
 from learner.data.names import GroupName
 from learner.ledger.schema import knows_scores
 
-_FILTERED = "p.state = 'skipped' AND p.reason LIKE ? AND p.reason NOT LIKE ?"
+# SQL condition for the filter's groups, without those that the curriculum left out.
+_IS_FILTERED = "p.state = 'skipped' AND p.reason LIKE ? AND p.reason NOT LIKE ?"
 
 
 class _Sample(NamedTuple):
     """One sample of a settled group."""
 
     group: str
-    state: str  # trained, or skipped when it was filtered
-    step: int | None  # step that trained it
-    reason: str  # reason of the prompt, or empty
-    score: float | None  # score of the sample, its reward without one; None: the ledger has no sample of the group
-    reward_parts: str | None  # JSON, part by name; None as above
+    state: str  # state of the group: trained, or skipped when it was filtered
+    step: int | None  # step that trained the group
+    reason: str  # reason in the ledger, or empty
+    score: float | None  # the sample's score, or its reward if it has no score; None: the ledger has no such sample
+    reward_parts: str | None  # reward parts by name, as JSON; None: the ledger has no such sample
 
 
 def check_filters(run: AuditedRun, terms: Terms) -> Iterator[Breach]:
-    """Yield groups that were filtered against their mean, and trained groups that should have been filtered."""
+    """Yield a breach for each group that was filtered, left out or trained although its mean says otherwise."""
     yield from _check_curriculum(run)
-    patterns = (f"{FILTERED}%", f"{RESTED}%")
-    where = f"p.state = 'trained' OR ({_FILTERED})" if terms.filters else _FILTERED
+    patterns = (f"{FILTERED}%", f"{LEFT_OUT}%")
+    where = f"p.state = 'trained' OR ({_IS_FILTERED})" if terms.filters else _IS_FILTERED
     for _, rows in groupby(_samples(run, where, *patterns), lambda sample: sample.group):
         samples = list(rows)
         first = samples[0]
-        is_filtered = first.state == "skipped"
-        problem = _check_filtered(samples, terms) if is_filtered else _check_trained(samples, terms.at(first.step or 0))
+        if first.state == "skipped":
+            problem = _filter_problem(samples, terms)
+        else:
+            problem = _training_problem(samples, terms.at(first.step or 0))
         if problem:
             yield Breach("filter", problem, group=first.group, step=first.step)
 
@@ -55,32 +66,34 @@ def _samples(run: AuditedRun, where: str, *values: object) -> Iterator[_Sample]:
 
 
 def _check_curriculum(run: AuditedRun) -> Iterator[Breach]:
+    """Yield a breach for each prompt that was left out of an epoch for a wrong reason."""
     for group, epoch, uid, reason in run.rows(
         "SELECT \"group\", epoch, uid, reason FROM prompts WHERE state = 'skipped' AND reason LIKE ? ORDER BY position",
-        f"{RESTED}%",
+        f"{LEFT_OUT}%",
     ):
-        stated = read_rested(reason)
+        stated = parse_left_out(reason)
         if stated is None:
             yield Breach("curriculum", f"was left out for a reason that names no mean: {reason!r}", group=group)
             continue
-        earlier = str(GroupName("train", stated.epoch, uid))
-        samples = list(_samples(run, 'p."group" = ?', earlier))
+        earlier_group = str(GroupName("train", stated.epoch, uid))
+        samples = list(_samples(run, 'p."group" = ?', earlier_group))
         mean = _mean(samples, stated.score) if samples and samples[0].score is not None else None
         if mean != stated.mean:
-            problem = (
-                f"was left out for a mean {stated.score} of {stated.mean} in {earlier}, by the ledger it is {mean}"
-            )
-            yield Breach("curriculum", problem, group=group)
-        elif mean < stated.bound if stated.is_easy else mean > stated.bound:
+            stated_mean = f"a mean {stated.score} of {stated.mean} in {earlier_group}"
+            yield Breach("curriculum", f"was left out for {stated_mean}, by the ledger it is {mean}", group=group)
+        elif (stated.is_easy and mean < stated.bound) or (not stated.is_easy and mean > stated.bound):
             problem = f"was left out, but {stated} does not match the stated reason"
             yield Breach("curriculum", problem, group=group)
         elif not 0 < epoch - stated.epoch < stated.every:
-            problem = f"was left out of epoch {epoch}, {epoch - stated.epoch} epochs after {earlier}, for {stated}"
+            problem = (
+                f"was left out of epoch {epoch}, {epoch - stated.epoch} epochs after {earlier_group}, for {stated}"
+            )
             yield Breach("curriculum", problem, group=group)
 
 
-def _check_filtered(samples: list[_Sample], terms: Terms) -> str | None:
-    stated = read_reason(samples[0].reason)
+def _filter_problem(samples: list[_Sample], terms: Terms) -> str | None:
+    """Return why a filtered group should not have been filtered; None: its reason is right."""
+    stated = parse_outside_bounds(samples[0].reason)
     if samples[0].score is None:
         return "is filtered, but the ledger has no sample of it"
     if stated is None:
@@ -94,7 +107,8 @@ def _check_filtered(samples: list[_Sample], terms: Terms) -> str | None:
     return None
 
 
-def _check_trained(samples: list[_Sample], terms: StepTerms) -> str | None:
+def _training_problem(samples: list[_Sample], terms: StepTerms) -> str | None:
+    """Return why a trained group should have been filtered; None: it was rightly trained."""
     if not terms.filter_score or samples[0].reason.startswith(KEPT) or samples[0].score is None:
         return None
     mean = _mean(samples, terms.filter_score)

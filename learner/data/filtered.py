@@ -1,42 +1,41 @@
-"""Groups whose mean score was not inside the filter's bounds: what the ledger says of them, written and read back."""
+"""The reasons for filtered, kept and left-out groups, as text in the ledger: written and parsed.
+
+The audit parses them to check each decision. Their wording is part of the ledger's format.
+"""
 
 import math
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# What the reason of a group begins with that was skipped because of its mean score.
-FILTERED = "filtered: "
-# What the reason of a group begins with that was not drawn in its epoch, because of its mean score in an earlier one.
-RESTED = f"{FILTERED}curriculum, "
-# What the reason of a group begins with that was trained in spite of its mean score.
-KEPT = "kept: "
+FILTERED = "filtered: "  # prefix for a group that was skipped because of its mean score
+LEFT_OUT = f"{FILTERED}curriculum, "  # prefix for a prompt that the curriculum left out of an epoch
+KEPT = "kept: "  # prefix for a group that was trained in spite of its mean score
 
-_SAID = re.compile(r"(?:filtered|kept): mean (\S+) (\S+) is not above (\S+) and below (\S+?)(?:;.*)?")
-
-_RESTED_SAID = re.compile(r"mean (\S+) (\S+) in epoch (\d+) is at (least|most) (\S+), drawn every (\d+) epochs")
+_OUTSIDE_BOUNDS = re.compile(r"(?:filtered|kept): mean (\S+) (\S+) is not above (\S+) and below (\S+?)(?:;.*)?")
+_LEFT_OUT_MEAN = re.compile(r"mean (\S+) (\S+) in epoch (\d+) is at (least|most) (\S+), drawn every (\d+) epochs")
 
 
 class OutsideBounds(NamedTuple):
-    """Why a group says nothing to the learner."""
+    """A group's mean score that is not inside the filter's bounds."""
 
-    score: str  # what was averaged: reward, or the name of one part of it
-    mean: float  # over the group's samples
-    low: float  # a group is of use when its mean is above this
-    high: float  # and below this
+    score: str  # name of the averaged score: reward, or a part of it
+    mean: float  # mean over the group's samples
+    low: float  # exclusive lower bound
+    high: float  # exclusive upper bound
 
     def __str__(self) -> str:
         return f"mean {self.score} {self.mean!r} is not above {self.low!r} and below {self.high!r}"
 
 
-class Rested(NamedTuple):
-    """Why a prompt is not drawn in an epoch."""
+class LeftOut(NamedTuple):
+    """An earlier mean score because of which the curriculum leaves a prompt out of an epoch."""
 
-    score: str  # what was averaged: reward, or the name of one part of it
-    mean: float  # over the samples of its group of the earlier epoch
-    epoch: int  # that epoch
-    is_easy: bool  # the mean is at least the bound; False: at most
-    bound: float
+    score: str  # name of the averaged score: reward, or a part of it
+    mean: float  # mean over the samples of the prompt's group in the earlier epoch
+    epoch: int  # earlier epoch
+    is_easy: bool  # True: the mean is at least the bound; False: at most
+    bound: float  # data.curriculum.easy or .hard
     every: int  # epochs from one draw to the next
 
     def __str__(self) -> str:
@@ -51,23 +50,25 @@ def mean_score(scores: Sequence[float]) -> float:
     return min(max(math.fsum(scores) / len(scores), min(scores)), max(scores))
 
 
-def read_rested(reason: str) -> Rested | None:
-    """Return what a reason that begins with RESTED says; None when it is no such reason."""
-    said = _RESTED_SAID.fullmatch(reason.removeprefix(RESTED))
-    if said is None:
+def parse_left_out(reason: str) -> LeftOut | None:
+    """Return the content of a reason that begins with LEFT_OUT; None for any other text."""
+    match = _LEFT_OUT_MEAN.fullmatch(reason.removeprefix(LEFT_OUT))
+    if match is None:
         return None
+    score, mean, epoch, side, bound, every = match.groups()
     try:
-        return Rested(said[1], float(said[2]), int(said[3]), said[4] == "least", float(said[5]), int(said[6]))
+        return LeftOut(score, float(mean), int(epoch), side == "least", float(bound), int(every))
     except ValueError:
         return None
 
 
-def read_reason(reason: str) -> OutsideBounds | None:
-    """Return what a reason that begins with FILTERED or KEPT says; None when it is no such reason."""
-    said = _SAID.fullmatch(reason)
-    if said is None:
+def parse_outside_bounds(reason: str) -> OutsideBounds | None:
+    """Return the content of a reason that begins with FILTERED or KEPT; None for any other text."""
+    match = _OUTSIDE_BOUNDS.fullmatch(reason)
+    if match is None:
         return None
+    score, *numbers = match.groups()
     try:
-        return OutsideBounds(said[1], *(float(number) for number in said.groups()[1:]))
+        return OutsideBounds(score, *(float(number) for number in numbers))
     except ValueError:
         return None

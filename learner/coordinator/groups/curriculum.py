@@ -5,7 +5,7 @@ The scores are in the ledger, so a resumed run leaves out the same prompts as an
 
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.groups.prompt_source import PromptSource
-from learner.data.filtered import RESTED, Rested, mean_score
+from learner.data.filtered import LEFT_OUT, LeftOut, mean_score
 from learner.data.names import GroupName
 from learner.ledger.ledger import Ledger
 from protocol.settings.settings import Settings
@@ -47,8 +47,8 @@ class Curriculum:
         easy, hard, every = self._settings.easy, self._settings.hard, self._settings.every
         if easy is not None and mean >= easy:
             self._counts["easy"] += 1
-            return f"{RESTED}{Rested(self._score, mean, epoch, True, easy, every)}"
+            return f"{LEFT_OUT}{LeftOut(self._score, mean, epoch, True, easy, every)}"
         if hard is not None and mean <= hard:
             self._counts["hard"] += 1
-            return f"{RESTED}{Rested(self._score, mean, epoch, False, hard, every)}"
+            return f"{LEFT_OUT}{LeftOut(self._score, mean, epoch, False, hard, every)}"
         return None

@@ -11,7 +11,7 @@ from learner.audit.counts import Tokens, count_epochs, count_tokens, list_dead_l
 from learner.audit.filters import check_filters
 from learner.audit.run import AuditedRun
 from learner.audit.steps import Terms
-from learner.data.filtered import OutsideBounds, mean_score, read_reason
+from learner.data.filtered import OutsideBounds, mean_score, parse_outside_bounds
 from learner.ledger.ledger import Ledger
 from learner.ledger.terms import terms_of
 from protocol.settings.settings import Settings
@@ -124,7 +124,9 @@ def test_a_filter_that_did_something_else_is_named(
 
 def test_a_group_kept_with_its_reason_breaks_nothing(ledger: Ledger, tmp_path: Path) -> None:
     ledger.add_trajectory(example_facts(group="useful", sample_index=0, reward=1.0))
-    ledger.set_state(["useful"], "trained", 1, f"kept: {read_reason(REASON)}; 40 groups were filtered before it")
+    ledger.set_state(
+        ["useful"], "trained", 1, f"kept: {parse_outside_bounds(REASON)}; 40 groups were filtered before it"
+    )
     assert breaches(ledger, tmp_path) == []
 
 
@@ -135,8 +137,12 @@ def test_a_filtered_group_without_samples_is_named(ledger: Ledger, tmp_path: Pat
 
 def test_reasons_are_read_back_as_they_were_written() -> None:
     why = OutsideBounds("reward", 1 / 3, 0.4, 1e-7)
-    assert read_reason(f"filtered: {why}") == read_reason(f"kept: {why}; 3 groups were filtered before it") == why
-    assert read_reason("step not applied: loss is nan") is None
+    assert (
+        parse_outside_bounds(f"filtered: {why}")
+        == parse_outside_bounds(f"kept: {why}; 3 groups were filtered before it")
+        == why
+    )
+    assert parse_outside_bounds("step not applied: loss is nan") is None
 
 
 def test_mean_of_equal_scores_is_the_score() -> None:

@@ -13,7 +13,7 @@ from learner.audit.run import AuditedRun
 from learner.audit.steps import Terms
 from learner.coordinator.groups.curriculum import Curriculum
 from learner.coordinator.groups.prompt_source import PromptSource
-from learner.data.filtered import RESTED, Rested, read_rested
+from learner.data.filtered import LEFT_OUT, LeftOut, parse_left_out
 from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger
 from protocol.settings.settings import Settings
@@ -90,8 +90,8 @@ def test_easy_and_hard_prompts_are_drawn_again_after_some_epochs(ledger: Ledger)
         + [f"e{e}-{uid}" for e in (1, 2) for uid in ("p2", "p3")]
     )
     assert sorted(left_out(ledger)) == ["e1-p0", "e1-p1", "e2-p0", "e2-p1"]
-    assert read_rested(left_out(ledger)["e2-p0"]) == Rested("reward", 1.0, 0, True, 1.0, 3)
-    assert left_out(ledger)["e1-p1"] == f"{RESTED}mean reward 0.0 in epoch 0 is at most 0.0, drawn every 3 epochs"
+    assert parse_left_out(left_out(ledger)["e2-p0"]) == LeftOut("reward", 1.0, 0, True, 1.0, 3)
+    assert left_out(ledger)["e1-p1"] == f"{LEFT_OUT}mean reward 0.0 in epoch 0 is at most 0.0, drawn every 3 epochs"
     assert curriculum.take_counts() == {"curriculum_easy": 2, "curriculum_hard": 2}
     assert curriculum.take_counts() == {"curriculum_easy": 0, "curriculum_hard": 0}
 
@@ -131,5 +131,5 @@ def test_audit_takes_the_curriculum_for_what_it_is_and_finds_what_was_changed(tm
     assert breaches() == []
     ledger._db.execute("UPDATE trajectories SET reward = 0.5 WHERE \"group\" = 'e0-p0'")
     ledger._db.execute("UPDATE prompts SET epoch = 7 WHERE \"group\" = 'e1-p1'")
-    ledger._db.execute("UPDATE prompts SET reason = ? WHERE \"group\" = 'e2-p1'", (f"{RESTED}so",))
+    ledger._db.execute("UPDATE prompts SET reason = ? WHERE \"group\" = 'e2-p1'", (f"{LEFT_OUT}so",))
     assert breaches() == ["curriculum e1-p0", "curriculum e1-p1", "curriculum e2-p0", "curriculum e2-p1"]
