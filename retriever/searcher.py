@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from protocol.http.micro_batches import MicroBatches
+from protocol.http.dynamic_batcher import DynamicBatcher
 from retriever.indexes.index import Hit, Index
 
 _BATCH = 64
@@ -20,7 +20,7 @@ class Searcher:
         self._index = index
         self._cache: OrderedDict[tuple[str, int], list[Hit]] = OrderedDict()
         self._cache_size = cache_size
-        self._batches: MicroBatches[tuple[str, int], list[Hit]] = MicroBatches(
+        self._batcher: DynamicBatcher[tuple[str, int], list[Hit]] = DynamicBatcher(
             self._search, _BATCH, "search", num_threads
         )
         self.num_cached = 0
@@ -33,7 +33,7 @@ class Searcher:
         self.num_cached += sum(key in found for key in keys)
         missing = [key for key in dict.fromkeys(keys) if key not in found]
         if missing:
-            found.update(zip(missing, await self._batches.run(missing), strict=True))
+            found.update(zip(missing, await self._batcher.run(missing), strict=True))
             for key in missing:
                 self._add_to_cache(key, found[key])
         return [found[key] for key in keys]

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from protocol.errors import OperatorError
-from protocol.http.micro_batches import MicroBatches
+from protocol.http.dynamic_batcher import DynamicBatcher
 from rewards.sample import Sample, Score, Scorer
 
 # Samples that are read from the queue at a time, then batched by length.
@@ -92,10 +92,10 @@ class RewardModel:
 def make_model_scorer(options: ModelOptions) -> Scorer:
     """Return the scorer. Raises: OperatorError if the model cannot be used."""
     model = RewardModel(options)
-    batches: MicroBatches[str, float] = MicroBatches(model.score, _QUEUE_BATCH, "reward-model")
+    batcher: DynamicBatcher[str, float] = DynamicBatcher(model.score, _QUEUE_BATCH, "reward-model")
 
     async def score(samples: Sequence[Sample]) -> list[Score]:
-        return [Score(reward) for reward in await batches.run([sample.query for sample in samples])]
+        return [Score(reward) for reward in await batcher.run([sample.query for sample in samples])]
 
     return score
 

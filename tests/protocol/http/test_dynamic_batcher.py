@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from protocol.http.micro_batches import MicroBatches
+from protocol.http.dynamic_batcher import DynamicBatcher
 
 
 class Doubling:
@@ -30,10 +30,10 @@ async def _begun(work: Doubling, number: int) -> None:
 
 async def test_what_waits_while_a_batch_runs_makes_the_next_one() -> None:
     work = Doubling()
-    batches = MicroBatches(work, 4, "test")
-    first = asyncio.ensure_future(batches.run([1]))
+    batcher = DynamicBatcher(work, 4, "test")
+    first = asyncio.ensure_future(batcher.run([1]))
     await _begun(work, 1)
-    later = [asyncio.ensure_future(batches.run([n, n + 1])) for n in (2, 4, 6)]
+    later = [asyncio.ensure_future(batcher.run([n, n + 1])) for n in (2, 4, 6)]
     await asyncio.sleep(0)
     work.gate.set()
     assert await first == [2]
@@ -43,10 +43,10 @@ async def test_what_waits_while_a_batch_runs_makes_the_next_one() -> None:
 
 async def test_items_whose_caller_has_gone_are_left_out() -> None:
     work = Doubling()
-    batches = MicroBatches(work, 4, "test")
-    first = asyncio.ensure_future(batches.run([1]))
+    batcher = DynamicBatcher(work, 4, "test")
+    first = asyncio.ensure_future(batcher.run([1]))
     await _begun(work, 1)
-    gone, stays = asyncio.ensure_future(batches.run([2])), asyncio.ensure_future(batches.run([3]))
+    gone, stays = asyncio.ensure_future(batcher.run([2])), asyncio.ensure_future(batcher.run([3]))
     await asyncio.sleep(0)
     gone.cancel()
     work.gate.set()
@@ -56,23 +56,23 @@ async def test_items_whose_caller_has_gone_are_left_out() -> None:
 
 async def test_bad_item_costs_no_other_its_result() -> None:
     work = Doubling()
-    batches = MicroBatches(work, 8, "test")
-    first = asyncio.ensure_future(batches.run([1]))
+    batcher = DynamicBatcher(work, 8, "test")
+    first = asyncio.ensure_future(batcher.run([1]))
     await _begun(work, 1)
-    bad, good = asyncio.ensure_future(batches.run([5, -1])), asyncio.ensure_future(batches.run([3]))
+    bad, good = asyncio.ensure_future(batcher.run([5, -1])), asyncio.ensure_future(batcher.run([3]))
     await asyncio.sleep(0)
     work.gate.set()
     assert await good == [6]
     with pytest.raises(ValueError, match="-1 cannot be doubled"):
         await bad
     assert await first == [2]
-    assert await batches.run([]) == []
+    assert await batcher.run([]) == []
 
 
 async def test_several_threads_run_several_batches_at_once() -> None:
     work = Doubling()
-    batches = MicroBatches(work, 1, "test", num_threads=2)
-    both = asyncio.ensure_future(batches.run([1, 2, 3]))
+    batcher = DynamicBatcher(work, 1, "test", num_threads=2)
+    both = asyncio.ensure_future(batcher.run([1, 2, 3]))
     await _begun(work, 2)
     assert work.batches == [[1], [2]]
     work.gate.set()
@@ -81,22 +81,22 @@ async def test_several_threads_run_several_batches_at_once() -> None:
 
 async def test_second_thread_takes_what_comes_while_the_first_is_busy() -> None:
     work = Doubling()
-    batches = MicroBatches(work, 1, "test", num_threads=2)
-    asked = [asyncio.ensure_future(batches.run([1]))]
+    batcher = DynamicBatcher(work, 1, "test", num_threads=2)
+    asked = [asyncio.ensure_future(batcher.run([1]))]
     await _begun(work, 1)
-    asked.append(asyncio.ensure_future(batches.run([2])))
+    asked.append(asyncio.ensure_future(batcher.run([2])))
     await _begun(work, 2)
     work.gate.set()
     assert await asyncio.gather(*asked) == [[2], [4]]
 
 
 async def test_item_that_comes_at_any_moment_is_taken() -> None:
-    batches = MicroBatches(lambda items: items, 4, "test")
+    batcher = DynamicBatcher(lambda items: items, 4, "test")
     asked = []
     async with asyncio.timeout(30):
         for number in range(500):
             # Spins through the loop's turns: one of these comes between a thread's last batch and its end.
-            asked.append(asyncio.ensure_future(batches.run([number])))
+            asked.append(asyncio.ensure_future(batcher.run([number])))
             for _ in range(number % 7):
                 await asyncio.sleep(0)
             if number % 5 == 0:
@@ -107,7 +107,7 @@ async def test_item_that_comes_at_any_moment_is_taken() -> None:
 
 async def test_results_of_a_batch_are_given_out_in_several_turns_of_the_loop() -> None:
     work = Doubling()
-    batches = MicroBatches(work, 64, "test")
+    batcher = DynamicBatcher(work, 64, "test")
     events: list[str] = []
     loop = asyncio.get_running_loop()
 
@@ -117,7 +117,7 @@ async def test_results_of_a_batch_are_given_out_in_several_turns_of_the_loop() -
             loop.call_soon(turn)
 
     async def ask(number: int) -> None:
-        await batches.run([number])
+        await batcher.run([number])
         events.append("result")
 
     asking = [asyncio.ensure_future(ask(number)) for number in range(64)]

@@ -1,4 +1,4 @@
-"""Batches of many requests' work: items that wait while a batch runs form the next one."""
+"""Dynamic batching: the items of many requests that arrive while a batch runs form the next batch."""
 
 import asyncio
 from collections import deque
@@ -17,10 +17,10 @@ class _QueuedItem(Generic[_Item, _Result]):
     """An item that waits for a batch."""
 
     item: _Item
-    result: "asyncio.Future[_Result]"  # cancelled: its caller does not wait any more
+    result: "asyncio.Future[_Result]"  # cancelled: its caller no longer waits
 
 
-class MicroBatches(Generic[_Item, _Result]):
+class DynamicBatcher(Generic[_Item, _Result]):
     """Calls `work` on its own threads with up to `size` items, oldest first. For one event loop.
 
     A batch starts as soon as a thread is free. Items whose caller was cancelled are dropped. When `work` raises for a
@@ -60,7 +60,7 @@ class MicroBatches(Generic[_Item, _Result]):
         """Run batches until the queue is empty.
 
         The task leaves `_running` in the turn of the loop in which it found the queue empty: otherwise an item that
-        arrives in between would never be processed.
+        arrives in between would stay in the queue.
         """
         task = asyncio.current_task()
         assert task is not None
