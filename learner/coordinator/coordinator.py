@@ -85,7 +85,7 @@ class Coordinator:
         policy_version = int(ledger.meta("policy_version") or last_step)
         self.incarnation = ledger.begin_incarnation(policy_version)
         ledger.begin_terms(last_step + 1, terms_of(settings))
-        self._news = _begin_rewards(ledger, settings, last_step + 1, self.incarnation)
+        self._notices = _begin_rewards(ledger, settings, last_step + 1, self.incarnation)
         self._record = record
         self._mailbox = Mailbox(run_id, self.incarnation)
         self._ledger, self._tally = ledger, Tally()
@@ -173,9 +173,9 @@ class Coordinator:
         Raises: OperatorError when the ledger, or a copy of it, cannot be written.
         """
         if self._is_copying:
-            for peer, request in self._copies.take_answers():
+            for peer, request in self._copies.take_finished():
                 self._mailbox.confirm(peer, request)
-            self._is_copying = self._copies.has_questions
+            self._is_copying = self._copies.has_pending
         self._recall.expire(self._steps.leasable_versions, now)
         if self._groups.give_up_reason is not None:
             self.give_up(self._groups.give_up_reason)
@@ -222,8 +222,8 @@ class Coordinator:
             evaluation=self._evaluations.status(),
             servers=self._servers.status(),
             counts=dict(self.counts),
-            gave_up=self._give_up_reason,
-            news=self._news,
+            give_up_reason=self._give_up_reason,
+            notices=self._notices,
         )
 
     # -- messages of peers --------------------------------------------------------------------------------------------
@@ -266,18 +266,18 @@ class Coordinator:
     def _on_save_ledger(self, peer: str, message: m.SaveLedger) -> None:
         """Copy the ledger to a path inside the run's folder only: any peer can send this message."""
         path = Path(message.path)
-        is_new = not self._copies.knows(path, message.request)
+        is_new = not self._copies.has_request(path, message.request)
         if is_new and not _is_file_inside(path, self._record.folder):
             problem = f"{message.path[:500]} is no new file inside {self._record.folder}"
             self.refuse(peer, FrameError("$.path", problem, "path"), message.request)
             return
         try:
-            self._copies.ask(peer, path, message.request)
+            self._copies.request_copy(peer, path, message.request)
             self._is_copying = True
         except FrameError as error:
             self.refuse(peer, error, message.request)
         else:
-            # A repeated question: a disk may need minutes for a ledger of many gigabytes.
+            # A repeated request: a disk may need minutes for a ledger of many gigabytes.
             if not is_new and self._copies.is_making:
                 self._mailbox.put_off(peer, message.request, f"the ledger is being copied to {path}")
 

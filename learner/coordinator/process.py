@@ -12,7 +12,7 @@ from learner.data.prompt_reading import RowName
 from learner.data.prompt_set import load_prompts, open_prompts
 from learner.disk.run_folder import LEDGER, TRAIN_INDEX, read_skipped
 from learner.ledger.ledger import Ledger
-from learner.ledger.snapshots import LedgerCopies, in_a_thread
+from learner.ledger.snapshots import LedgerCopies, run_in_thread
 from learner.live.status import RunStatus
 from protocol.node.home import load_keys
 from protocol.settings.settings import Settings
@@ -49,7 +49,7 @@ class CoordinatorProcess:
         train = open_prompts(data.train, data, folder / TRAIN_INDEX, left_out) if data.train else []
         self._ledger = Ledger(folder / LEDGER)
         claim_prompts(self._ledger, settings, train)
-        self._copies = LedgerCopies(self._ledger.begin_copy, in_a_thread)
+        self._copies = LedgerCopies(self._ledger.begin_copy, run_in_thread)
         channel = RouterChannel(self._host, keys.coordinator, allowed=[keys.peer.public])
         coordinator = Coordinator(
             settings,

@@ -1,7 +1,6 @@
-"""Copies of the ledger for checkpoints: each is of one moment, and is made while the ledger is written.
+"""Consistent copies of the ledger for checkpoints, made while the coordinator keeps writing to it.
 
-`in_a_thread` makes a copy beside the coordinator's loop, so that no lease, ping or acknowledgement waits for it;
-`at_once` makes it before the caller continues.
+The coordinator makes a copy in a thread, so that no lease, ping or acknowledgement waits for it.
 """
 
 import contextlib
@@ -14,25 +13,26 @@ from protocol.disk.files import aside_of
 from protocol.errors import FrameError, OperatorError
 from protocol.failpoints import failpoint
 
-# 16 MiB of the ledger's pages of 4 KiB: the copy checks after each part whether it was cancelled.
-_PAGES = 4096
+# A copy checks after each part of 16 MiB (pages of 4 KiB) whether it was cancelled.
+_PAGES_PER_PART = 4096
 _CLOSE_S = 10.0
 Work = Callable[[], None]
 
 
-def at_once(work: Work) -> None:
+def run_now(work: Work) -> None:
+    """Do the work before the caller continues."""
     work()
 
 
-def in_a_thread(work: Work) -> None:
-    """Do the work in a thread. The process may end first: half a copy has no name."""
+def run_in_thread(work: Work) -> None:
+    """Do the work in a daemon thread. If the process ends first, the incomplete copy is left under a temporary name."""
     threading.Thread(target=work, name="ledger copy", daemon=True).start()
 
 
 class LedgerCopy:
-    """A copy of everything that was committed when this object was made, written by `make`, in any thread.
+    """A copy of everything that was committed when this object was created. `make` writes it, in any thread.
 
-    It holds a read transaction of its own until `make` has ended. Until then the write-ahead log keeps all commits.
+    The object holds a read transaction until `make` ends. Until then the write-ahead log keeps all commits.
     """
 
     def __init__(self, ledger: Path, path: Path) -> None:
@@ -52,32 +52,33 @@ class LedgerCopy:
             raise self._problem(error) from None
 
     def make(self) -> bool:
-        """Write the copy; returns False when it was cancelled. A file has the copy's name only when it is whole.
+        """Write the copy; returns False when it was cancelled. Call it once.
 
-        Blocks: about 3 s for 700 MB. To be called once. Raises: OperatorError when it cannot be written.
+        Writes to a temporary name and renames the finished file. Blocks: about 3 s for 700 MB.
+        Raises: OperatorError when it cannot be written.
         """
         aside = aside_of(self.path)
         try:
             with contextlib.closing(self._db):
                 aside.unlink(missing_ok=True)
-                is_whole = self._write(aside)
-            if is_whole:
+                is_complete = self._write(aside)
+            if is_complete:
                 aside.replace(self.path)
             else:
                 aside.unlink(missing_ok=True)
         except (sqlite3.Error, OSError) as error:
             raise self._problem(error) from None
         failpoint("ledger.snapshot.after")
-        return is_whole
+        return is_complete
 
     def cancel(self) -> None:
-        """Have `make` end soon, in whatever thread, without a file."""
+        """Make a running `make` end early, without a file. Safe to call from any thread."""
         self._is_cancelled.set()
 
     def _write(self, aside: Path) -> bool:
         with contextlib.closing(sqlite3.connect(aside)) as copy:
             try:
-                self._db.backup(copy, pages=_PAGES, progress=self._check_cancelled)
+                self._db.backup(copy, pages=_PAGES_PER_PART, progress=self._check_cancelled)
             except _CopyCancelled:
                 return False
             failpoint("ledger.snapshot.copied")
@@ -98,77 +99,82 @@ class _CopyCancelled(Exception):
 
 
 class LedgerCopies:
-    """The copies that rank 0 asks for, one at a time. A repeated question starts no second copy."""
+    """The copies that rank 0 requests, one at a time. A repeated request starts no second copy.
 
-    def __init__(self, begin_copy: Callable[[Path], LedgerCopy], start: Callable[[Work], None] = at_once) -> None:
-        """begin_copy: `Ledger.begin_copy`. start: makes a copy, at once or in a thread."""
+    A request is identified by its path and its number.
+    """
+
+    def __init__(self, begin_copy: Callable[[Path], LedgerCopy], start: Callable[[Work], None] = run_now) -> None:
+        """begin_copy: `Ledger.begin_copy`. start: runs a copy's work, `run_now` or `run_in_thread`."""
         self._begin_copy = begin_copy
         self._start = start
         self._running: _RunningCopy | None = None
-        self._made: set[tuple[Path, int]] = set()  # questions of this start of the run, one for each checkpoint
-        self._answers: list[tuple[str, int]] = []
+        self._completed: set[tuple[Path, int]] = set()  # requests since the start of the process
+        self._to_confirm: list[tuple[str, int]] = []  # (peer, request number) that `take_finished` returns next
 
-    def knows(self, path: Path, request: int) -> bool:
-        """Return whether this question has started a copy: its file may be there, or moved with its folder."""
-        question = (path, request)
-        return question in self._made or (self._running is not None and self._running.question == question)
+    def has_request(self, path: Path, request: int) -> bool:
+        """Return whether this request has started a copy. Its file may exist, or be moved with its folder."""
+        key = (path, request)
+        return key in self._completed or (self._running is not None and self._running.key == key)
 
     @property
-    def has_questions(self) -> bool:
-        """False when `take_answers` will return nothing until the next question."""
-        return self._running is not None or bool(self._answers)
+    def has_pending(self) -> bool:
+        """False when `take_finished` returns nothing until the next request."""
+        return self._running is not None or bool(self._to_confirm)
 
     @property
     def is_making(self) -> bool:
-        """True while a copy is not whole."""
+        """True while a copy is being written."""
         return self._running is not None and not self._running.has_ended.is_set()
 
-    def ask(self, peer: str, path: Path, request: int) -> None:
-        """Start the copy of this moment, unless this question has started it before.
+    def request_copy(self, peer: str, path: Path, request: int) -> None:
+        """Start a copy of the ledger as it is now, unless this request has started it before.
 
-        Raises: FrameError while another question's copy is running; OperatorError when the ledger cannot be read.
+        Raises: FrameError while another request's copy is running; OperatorError when the ledger cannot be read.
         """
-        question = (path, request)
-        if question in self._made:
-            # The copy may be part of a checkpoint's manifest by now.
-            self._answers.append((peer, request))
+        key = (path, request)
+        if key in self._completed:
+            # Not written again: the copy may be part of a checkpoint's manifest by now.
+            self._to_confirm.append((peer, request))
             return
         if self._running is None:
-            self._running = _RunningCopy(question, self._begin_copy(path))
+            self._running = _RunningCopy(key, self._begin_copy(path))
             self._start(self._running.make)
-        elif self._running.question != question:
-            problem = f"is asked for while the copy {self._running.question[0]} is under way"
+        elif self._running.key != key:
+            problem = f"is requested while the copy {self._running.key[0]} is being written"
             raise FrameError("$.path", problem, "busy")
         self._running.peers.add(peer)
 
-    def take_answers(self) -> list[tuple[str, int]]:
-        """Return (peer, request) of each question whose copy is whole, and forget them.
+    def take_finished(self) -> list[tuple[str, int]]:
+        """Return (peer, request number) of each request whose copy is complete, and forget them.
 
-        Raises: the error of a copy, an OperatorError for a full disk.
+        Raises: the error of a copy, such as an OperatorError for a full disk.
         """
         ended = self._running
         if ended is not None and ended.has_ended.is_set():
             self._running = None
             if ended.error is not None:
                 raise ended.error
-            self._made.add(ended.question)
-            self._answers += [(peer, ended.question[1]) for peer in sorted(ended.peers)]
-        answers, self._answers = self._answers, []
-        return answers
+            self._completed.add(ended.key)
+            self._to_confirm += [(peer, ended.key[1]) for peer in sorted(ended.peers)]
+        finished, self._to_confirm = self._to_confirm, []
+        return finished
 
     def close(self) -> None:
-        """Cancel the running copy. Blocks until its last write has ended, at most 10 s; a slower disk keeps a thread
-        busy, whose file gets no name."""
+        """Cancel the running copy. Blocks until its last write ends, at most 10 s.
+
+        On a slower disk the thread continues, and leaves no file under the copy's name.
+        """
         if self._running is not None:
             self._running.copy.cancel()
             self._running.has_ended.wait(_CLOSE_S)
 
 
 class _RunningCopy:
-    """A copy that is being made, the peers that wait for it, and its error."""
+    """A copy that is being written, the peers that wait for it, and its error."""
 
-    def __init__(self, question: tuple[Path, int], copy: LedgerCopy) -> None:
-        self.question = question
+    def __init__(self, key: tuple[Path, int], copy: LedgerCopy) -> None:
+        self.key = key
         self.copy = copy
         self.peers: set[str] = set()
         self.error: BaseException | None = None
@@ -177,7 +183,7 @@ class _RunningCopy:
     def make(self) -> None:
         try:
             self.copy.make()
-        except BaseException as error:  # raised again in the coordinator's thread, which it ends
+        except BaseException as error:  # `take_finished` raises it in the coordinator's thread
             self.error = error
         finally:
             self.has_ended.set()

@@ -28,6 +28,6 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     detail: str  # description of the next step's wait
     evaluation: str | None  # finished prompts of the running evaluation, as 3/8; None: none runs
     servers: Mapping[str, ServerStatus | None]  # status by name; None before the first heartbeat
-    gave_up: str | None = None  # reason why a rule of the settings ends the run; None: it does not
+    give_up_reason: str | None = None  # reason why a rule of the settings ends the run; None: it does not
     counts: Mapping[str, int]  # counts of refusals, rejections, drops and failures, by reason
-    news: tuple[str, ...] = ()  # sentences for the operator, in order, since this start of the run
+    notices: tuple[str, ...] = ()  # sentences for the operator, in order, since this start of the run

@@ -42,7 +42,7 @@ class RunAttempt:
     _servers: RunServers = field(init=False)
     _coordinator: Any = None
     _ranks: list[processes.Rank] = field(default_factory=list)
-    _num_shown: int = 0  # number of the coordinator's news that the user has seen
+    _num_shown: int = 0  # number of the coordinator's notices that the user has seen
 
     def launch(self) -> None:
         """Start everything: servers and ranks in parallel, or one after the other where they share devices.
@@ -105,7 +105,7 @@ class RunAttempt:
                 self.context.view.message("Stopping after this step; again to stop at once.")
         self._show()
         ended = str(ray_door.call(first, self._ranks[0].name))
-        if (reason := ray_door.call(self._coordinator.status.remote(), "the coordinator").gave_up) is not None:
+        if (reason := ray_door.call(self._coordinator.status.remote(), "the coordinator").give_up_reason) is not None:
             raise OperatorError(f"The run ended after step {self.step}. {reason}")
         if drain.must_move and not self.context.stop.is_set() and self.step < self.context.settings.run.max_steps:
             raise RanksMustMove(drain.must_move)
@@ -186,17 +186,17 @@ class RunAttempt:
             raise ranks.explain(error) from error
 
     def _show(self) -> None:
-        """Show the run's state, new metrics, and news of the coordinator and of copied checkpoints."""
+        """Show the run's state, new metrics, and notices of the coordinator and of copied checkpoints."""
         lines = self.context.metrics.new_lines()
         status = ray_door.call(self._coordinator.status.remote(), "the coordinator")
         self.context.view.update(status, lines)
-        self._show_messages(status.news[self._num_shown :])
-        self._num_shown = len(status.news)
+        self._show_messages(status.notices[self._num_shown :])
+        self._num_shown = len(status.notices)
         for line in lines:
             self.step = max(self.step, int(line["step"]))
             self.context.record(line)
         if self.context.copies is not None:
-            self._show_messages(self.context.copies.take_news())
+            self._show_messages(self.context.copies.take_notices())
 
     def _show_messages(self, messages: Any) -> None:
         for text in messages:

@@ -13,7 +13,7 @@ from learner.coordinator.loop import CoordinatorLoop
 from learner.coordinator.steps.record import RunRecord
 from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger
-from learner.ledger.snapshots import LedgerCopies, Work, in_a_thread
+from learner.ledger.snapshots import LedgerCopies, Work, run_in_thread
 from protocol.settings.settings import Settings
 from protocol.wire.channel import KeyPair, RouterChannel
 
@@ -76,7 +76,7 @@ def running_coordinator(
     folder: Path,
     settings: dict[str, dict[str, Any]],
     num_prompts: int = 1000,
-    start_copy: Callable[[Work], None] = in_a_thread,
+    start_copy: Callable[[Work], None] = run_in_thread,
     last_step: int = 0,
 ) -> Iterator[RunningCoordinator]:
     """Yield a coordinator at work; it is closed afterwards, and what ended its loop before is raised.

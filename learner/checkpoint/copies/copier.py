@@ -31,7 +31,7 @@ _STALL_S = 120.0  # longest time without a moved byte at the run's end
 class CheckpointCopier:
     """Copies the newest checkpoint in a thread, again and again.
 
-    Call order: resume_from, for each step that the run resumes from; take_news now and then; finish.
+    Call order: resume_from, for each step that the run resumes from; take_notices now and then; finish.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class CheckpointCopier:
         self._progress_at = 0.0
         self._has_stopped = False  # another run copies to the same place
         self._ending = threading.Event()
-        self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._notices: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="checkpoint copies", daemon=True)
 
     def resume_from(self, step: int) -> None:
@@ -74,13 +74,13 @@ class CheckpointCopier:
         if not self._thread.is_alive():
             self._thread.start()
 
-    def take_news(self) -> list[str]:
+    def take_notices(self) -> list[str]:
         """Return the messages for the user since the last call."""
-        news = []
+        notices = []
         with suppress(queue.Empty):
             while True:
-                news.append(self._news.get_nowait())
-        return news
+                notices.append(self._notices.get_nowait())
+        return notices
 
     def finish(self, is_stopped: Callable[[], bool], drain_s: float) -> str:
         """Wait for the newest checkpoint's copy while bytes move; returns a warning when it is missing.
@@ -154,7 +154,7 @@ class CheckpointCopier:
         if others:
             self._has_stopped = True
             self._problem = f"step {others[-1].step} is there, which this run did not copy"
-            self._news.put(
+            self._notices.put(
                 f"{self._store.url} holds step {others[-1].step} of a run of this name, which this run did not copy: "
                 "another run copies there. This run's checkpoints are not copied any more; give one of them another "
                 "run.name or learner.copy_checkpoints_to"
@@ -183,13 +183,13 @@ class CheckpointCopier:
             self._reported_at = now
             found = self._next()
             work = f"copying the checkpoint of step {step_of(found[0])}" if found else "marking the steps left behind"
-            self._news.put(
+            self._notices.put(
                 f"{self._store.url}: {work} failed ({self._problem}). It is retried while training continues"
             )
 
     def _note_success(self) -> None:
         if self._problem and not self._has_stopped:
-            self._news.put(f"Checkpoints are copied to {self._store.url} again")
+            self._notices.put(f"Checkpoints are copied to {self._store.url} again")
             self._problem, self._reported_at = "", float("-inf")
 
 

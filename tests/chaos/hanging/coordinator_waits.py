@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from learner.ledger.snapshots import in_a_thread
+from learner.ledger.snapshots import run_in_thread
 from learner.rank.coordinator_client import CoordinatorClient, Patience
 from protocol.wire import messages as m
 from protocol.wire.channel import DealerChannel
@@ -57,7 +57,7 @@ def coordinator_ways() -> list[Way]:
 
 
 def _serve(pipe: Connection, folder: Path, has_copies: bool) -> None:
-    start_copy = in_a_thread if has_copies else (lambda work: None)
+    start_copy = run_in_thread if has_copies else (lambda work: None)
     with running_coordinator(folder, _SETTINGS, start_copy=start_copy) as run:
         pipe.send(run.place)
         threading.Event().wait()

@@ -87,10 +87,10 @@ def give_up(script: Script, num_groups: int) -> None:
 def test_run_ends_when_as_many_prompts_in_a_row_were_given_up_as_there_are(six_prompts: Script) -> None:
     give_up(six_prompts, 5)
     six_prompts.advance()
-    assert six_prompts.coordinator.status().gave_up is None
+    assert six_prompts.coordinator.status().give_up_reason is None
     give_up(six_prompts, 1)
     six_prompts.advance()
-    reason = six_prompts.coordinator.status().gave_up
+    reason = six_prompts.coordinator.status().give_up_reason
     assert reason is not None
     assert reason.startswith(
         "the last 6 prompts were skipped, one after the other, as many as data.train has or more. "
@@ -106,4 +106,4 @@ def test_group_that_came_back_begins_the_count_anew(six_prompts: Script) -> None
     six_prompts.finish("s1", lease)
     give_up(six_prompts, 5)
     six_prompts.advance()
-    assert six_prompts.coordinator.status().gave_up is None
+    assert six_prompts.coordinator.status().give_up_reason is None

@@ -129,7 +129,7 @@ def test_run_stops_with_a_sentence_when_too_many_groups_are_filtered(tmp_path: P
     script.advance()
     assert isinstance(script.ask(1)[0], m.RunEnd)
     assert script.demand() == []
-    why = script.coordinator.status().gave_up
+    why = script.coordinator.status().give_up_reason
     assert why is not None
     assert "2 groups were filtered before one step (filter.max_replaced = 1): " in why
     assert "filter.at_limit to keep" in why

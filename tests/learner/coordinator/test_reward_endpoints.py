@@ -41,8 +41,8 @@ def test_operator_is_told_when_other_endpoints_decide_the_reward(
 ) -> None:
     script = Script(tmp_path, settings_of(**scored_by(EM)))
     script.train(1)
-    news = script.resume(1, **changed).coordinator.status().news
-    assert [text.startswith("Rewards come from") for text in news] == [True] * is_other
+    notices = script.resume(1, **changed).coordinator.status().notices
+    assert [text.startswith("Rewards come from") for text in notices] == [True] * is_other
 
 
 def test_sample_that_earlier_endpoints_scored_is_not_trained(tmp_path: Path) -> None:

@@ -209,12 +209,12 @@ def test_run_ends_by_its_stop_rule_with_a_sentence_and_its_lines_count_alarms(tm
     health = {"patience": 1, "stop_after": 2, "equal_groups": 0.5}
     script = Script(tmp_path, settings_of(run={"max_steps": 9}, health=health))
     script.train(1)
-    assert script.coordinator.status().gave_up is None
+    assert script.coordinator.status().give_up_reason is None
     script.train(2)
     script.advance()
     (ended,) = script.ask(3)
     assert isinstance(ended, m.RunEnd)
-    why = script.coordinator.status().gave_up
+    why = script.coordinator.status().give_up_reason
     assert why is not None
     assert why.startswith("Alarms for 2 steps in a row (health.stop_after): 100% of the groups have equal rewards")
     assert [line["alarms"] for line in script.metrics()] == [1, 1]

@@ -17,7 +17,7 @@ from learner.coordinator.steps.record import RunRecord
 from learner.data.prompts import Prompt
 from learner.disk.run_folder import CHECKPOINTS, LEDGER
 from learner.ledger.ledger import Ledger
-from learner.ledger.snapshots import LedgerCopies, in_a_thread
+from learner.ledger.snapshots import LedgerCopies, run_in_thread
 from learner.rank.coordinator_client import CoordinatorClient, Patience
 from protocol.errors import FrameError, OperatorError
 from protocol.settings.settings import Settings
@@ -107,62 +107,64 @@ def test_audit_holds_of_a_checkpoint_whose_ledger_was_copied_while_the_run_train
     assert len(groups_in(writer.folder / CHECKPOINTS / "step_000002" / LEDGER)) == 4
 
 
-# -- questions --------------------------------------------------------------------------------------------------------
+# -- requests ---------------------------------------------------------------------------------------------------------
 
 
-def test_question_put_again_under_way_begins_no_second_copy_and_is_answered_once(ledger: Ledger, target: Path) -> None:
+def test_request_repeated_during_its_copy_starts_no_second_copy_and_is_confirmed_once(
+    ledger: Ledger, target: Path
+) -> None:
     work: list[Work] = []
     copies = LedgerCopies(ledger.begin_copy, work.append)
     for _ in range(3):
-        copies.ask("rank-0", target, 7)
+        copies.request_copy("rank-0", target, 7)
     assert len(work) == 1
-    assert copies.take_answers() == []
+    assert copies.take_finished() == []
     work[0]()
-    assert copies.take_answers() == [("rank-0", 7)]
-    assert copies.take_answers() == []
+    assert copies.take_finished() == [("rank-0", 7)]
+    assert copies.take_finished() == []
 
 
-def test_question_put_again_after_its_answer_changes_nothing_and_another_one_writes_the_file_again(
+def test_request_repeated_after_its_copy_changes_nothing_and_a_new_request_writes_the_file_again(
     ledger: Ledger, target: Path
 ) -> None:
     copies = LedgerCopies(ledger.begin_copy)
-    copies.ask("rank-0", target, 7)
-    copies.ask("rank-0", target, 7)
-    assert copies.take_answers() == [("rank-0", 7)]
+    copies.request_copy("rank-0", target, 7)
+    copies.request_copy("rank-0", target, 7)
+    assert copies.take_finished() == [("rank-0", 7)]
     before = (target.read_bytes(), target.stat())
     ledger.lease("late", 0, "uid-late", 1, "s1", 1)
-    copies.ask("rank-0", target, 7)
-    assert copies.take_answers() == [("rank-0", 7)]
+    copies.request_copy("rank-0", target, 7)
+    assert copies.take_finished() == [("rank-0", 7)]
     assert (target.read_bytes(), target.stat()) == before
-    copies.ask("rank-0", target, 8)
-    assert copies.take_answers() == [("rank-0", 8)]
+    copies.request_copy("rank-0", target, 8)
+    assert copies.take_finished() == [("rank-0", 8)]
     assert groups_in(target) == ["early", "late"]
 
 
-def test_another_question_is_refused_while_a_copy_is_under_way(ledger: Ledger, target: Path) -> None:
+def test_second_request_is_refused_while_a_copy_is_being_written(ledger: Ledger, target: Path) -> None:
     work: list[Work] = []
     copies = LedgerCopies(ledger.begin_copy, work.append)
-    copies.ask("rank-0", target, 7)
+    copies.request_copy("rank-0", target, 7)
     with pytest.raises(FrameError) as caught:
-        copies.ask("rank-0", target, 8)
-    assert str(caught.value) == f"$.path: is asked for while the copy {target} is under way"
+        copies.request_copy("rank-0", target, 8)
+    assert str(caught.value) == f"$.path: is requested while the copy {target} is being written"
     work[0]()
-    assert copies.take_answers() == [("rank-0", 7)]
+    assert copies.take_finished() == [("rank-0", 7)]
 
 
-def test_copy_that_fails_in_its_thread_raises_where_its_end_is_asked_for(ledger: Ledger, target: Path) -> None:
+def test_error_of_a_copy_in_a_thread_is_raised_by_take_finished(ledger: Ledger, target: Path) -> None:
     copies = LedgerCopies(ledger.begin_copy, threads := Threads())
     target.parent.rmdir()
-    copies.ask("rank-0", target, 7)
+    copies.request_copy("rank-0", target, 7)
     threads.join()
     with pytest.raises(OperatorError) as caught:
-        copies.take_answers()
+        copies.take_finished()
     assert str(caught.value) == (
         f"The ledger's copy {target} cannot be written: unable to open database file. Check the disk."
     )
 
 
-def test_copy_under_way_at_the_end_is_given_up(ledger: Ledger, target: Path) -> None:
+def test_running_copy_is_cancelled_by_close(ledger: Ledger, target: Path) -> None:
     delayed: list[threading.Timer] = []
 
     def start_late(work: Work) -> None:
@@ -170,7 +172,7 @@ def test_copy_under_way_at_the_end_is_given_up(ledger: Ledger, target: Path) -> 
         delayed[0].start()
 
     copies = LedgerCopies(ledger.begin_copy, start_late)
-    copies.ask("rank-0", target, 7)
+    copies.request_copy("rank-0", target, 7)
     copies.close()
     delayed[0].join()
     assert list(target.parent.iterdir()) == []
@@ -186,7 +188,7 @@ class Threads:
             work()
             self._has_ended.set()
 
-        in_a_thread(note)
+        run_in_thread(note)
 
     def join(self) -> None:
         assert self._has_ended.wait(60.0)
@@ -195,7 +197,7 @@ class Threads:
 # -- the coordinator --------------------------------------------------------------------------------------------------
 
 
-def test_coordinator_goes_on_while_a_copy_is_made_and_answers_when_it_is_whole(tmp_path: Path) -> None:
+def test_coordinator_keeps_working_during_a_copy_and_confirms_it_when_complete(tmp_path: Path) -> None:
     work: list[Work] = []
     ledger = Ledger(tmp_path / "ledger.sqlite")
     (tmp_path / "checkpoint").mkdir()
@@ -230,7 +232,7 @@ def test_coordinator_goes_on_while_a_copy_is_made_and_answers_when_it_is_whole(t
     ledger.close()
 
 
-def test_rank_s_question_is_answered_over_a_socket_when_a_thread_has_made_the_copy(
+def test_request_of_a_rank_is_confirmed_over_a_socket_after_a_thread_made_the_copy(
     tmp_path: Path, target: Path
 ) -> None:
     with running_coordinator(tmp_path, {}) as run:
@@ -250,7 +252,7 @@ def test_rank_waits_for_a_copy_that_takes_long(tmp_path: Path, target: Path) -> 
     release = threading.Event()
 
     def start_late(work: Work) -> None:
-        in_a_thread(lambda: (release.wait(60.0), work())[1])
+        run_in_thread(lambda: (release.wait(60.0), work())[1])
 
     with running_coordinator(tmp_path, {}, start_copy=start_late) as run:
         place = run.place

@@ -45,11 +45,11 @@ def finished(copier: CheckpointCopier) -> str:
 
 
 def news_of(copier: CheckpointCopier) -> list[str]:
-    """Return the first news that come."""
+    """Return the first notices that come."""
     told: list[str] = []
 
     def is_told() -> bool:
-        told.extend(copier.take_news())
+        told.extend(copier.take_notices())
         return bool(told)
 
     wait_until(is_told)
@@ -66,7 +66,7 @@ def test_each_newest_checkpoint_is_copied_and_as_many_stay_as_are_wanted(run: Pa
     save(run, 60)
     assert finished(copier) == ""
     assert steps(store) == [40, 60]
-    assert copier.take_news() == []
+    assert copier.take_notices() == []
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
         "latest",
         "step_000020",
@@ -87,7 +87,7 @@ def test_store_that_fails_is_told_of_once_and_gets_the_newest_when_it_is_back(
     (tmp_path / "store").unlink()
     wait_until(lambda: steps(store) == [40])
     assert finished(copier) == ""
-    told += copier.take_news()
+    told += copier.take_notices()
     assert len(told) == 2
     assert told[0].startswith(f"{store.url}: copying the checkpoint of step 20 failed (")
     assert told[0].endswith("It is retried while training continues")
@@ -101,7 +101,7 @@ def test_end_does_not_wait_for_a_dead_store_once_the_run_is_told_to_stop(
     save(run, 20)
     copier = copier_of(store, run)
     copier.resume_from(0)
-    wait_until(lambda: bool(copier.take_news()))
+    wait_until(lambda: bool(copier.take_notices()))
     said = copier.finish(lambda: True, 0.1)
     assert said.startswith(f"The checkpoint of step 20 has no copy in {store.url}: ")
 
