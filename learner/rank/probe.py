@@ -2,6 +2,10 @@
 
 A digest shows that the bytes arrived. A server may still load them wrongly: requests then succeed with wrong logprobs.
 One example is a tied embedding of which only one copy is replaced.
+
+Two tests find a fault. The first compares the largest difference with a tolerance. The second finds faults far below
+the tolerance: it projects the differences onto the change that the push made to the learner's logprobs. The
+coefficient is the part of the change that the server lacks: 1 for the old weights, 0 for the new ones.
 """
 
 import math
@@ -21,17 +25,17 @@ from protocol.settings.zero_stage import zero_stage_of
 # More than a block of vLLM's cache (128 tokens on CPUs), to notice cached blocks of older weights.
 _NUM_TOKENS = 136
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
-# Smallest change that is examined, in units of noise: the usual difference between learner and servers. Both are root
-# mean squares over most tokens.
-_LEAST_CHANGE = 4.0
-_LEAST_NOISE = 1e-3  # share of the tolerance
+# Noise is the usual difference between the learner and a good server. Change and noise are root mean squares, without
+# outliers.
+_MIN_CHANGE = 4.0  # smallest change that the second test uses, in units of noise
+_MIN_NOISE = 1e-3  # lower bound of the noise, as a share of the tolerance
 _NUM_READINGS = 256  # newest readings of good servers, which estimate the noise
-# Largest part of the change that may seem to be missing or doubled, as a share and in standard deviations of noise.
-_LEAST_PART = 0.1
-_DEVIATIONS = 8.0
-# Share of tokens that cannot show a fault by themselves: rounding makes a mixture of experts send a token to another
-# expert. Weights of another version show in all tokens.
-_FEW = 0.05
+# Largest missing part that is no fault, as a share of the change and in standard deviations of the part's noise.
+_MAX_GOOD_PART = 0.1
+_MAX_GOOD_DEVIATIONS = 8.0
+# Share of tokens that are outliers: rounding makes a mixture of experts send a token to another expert. Weights of
+# another version show in all tokens.
+_OUTLIER_SHARE = 0.05
 
 
 class Probe:
@@ -47,33 +51,33 @@ class Probe:
         self._thread = ThreadPoolExecutor(1, "probe")
         self._expected = np.zeros(0)
         self._change = np.zeros(0)  # change of the learner's logprobs at the last push that changed them
-        self._readings: deque[float] = deque(maxlen=_NUM_READINGS)  # RMS differences of good servers, most tokens
+        self._readings: deque[float] = deque(maxlen=_NUM_READINGS)  # RMS differences of good servers
 
     @contextmanager
-    def expecting(self) -> Iterator[None]:
-        """Call `expect` during the block, which must not change the weights.
+    def computing_expected(self) -> Iterator[None]:
+        """Call `compute_expected` during the block, which must not change the weights.
 
         Rank 0 computes in a thread; in ZeRO 3 all ranks compute before the block.
         """
         if self._is_collective:
-            self.expect()
+            self.compute_expected()
             yield
             return
-        expecting = self._thread.submit(self.expect)
+        computing = self._thread.submit(self.compute_expected)
         try:
             yield
         finally:
-            expecting.result()
+            computing.result()
 
-    def take_part(self) -> None:
-        """Compute together with rank 0's `expecting`, where the forward pass is collective."""
+    def compute_if_collective(self) -> None:
+        """Join rank 0's `computing_expected` where the forward pass is collective. For the other ranks."""
         if self._is_collective:
-            self.expect()
+            self.compute_expected()
 
     def close(self) -> None:
         self._thread.shutdown()
 
-    def expect(self) -> None:
+    def compute_expected(self) -> None:
         """Compute the learner's logprobs of tokens[1:]. Collective in ZeRO 3."""
         if not self.tokens:
             return
@@ -100,32 +104,33 @@ class Probe:
             return f"{text}, more than {self._tolerance:g}. Set weights.probe_tolerance if the precision explains it"
         if (part := self._missing_part(differences)) is not None:
             return f"{text}, as if {part:.0%} of the push's change were missing: some weights are of another version"
-        self._readings.append(_rms(differences[_most(differences)]))
+        self._readings.append(_rms(differences[_inliers(differences)]))
         return None
 
     def _missing_part(self, differences: NDArray[np.float64]) -> float | None:
-        """Return the part of the push's change that these differences undo; negative: repeat. None: no fault shows.
+        """Return the part of the push's change that the server lacks; None when it is explained by noise.
 
-        Weights of another version differ along the change, far below the tolerance; noise does so by chance only.
+        Negative: the server made that part of the change twice.
         """
-        noise = max(_LEAST_NOISE * self._tolerance, *self._readings, 0.0)
-        if not self._change.size or _rms(self._change[_most(self._change)]) < _LEAST_CHANGE * noise:
+        noise = max(_MIN_NOISE * self._tolerance, *self._readings, 0.0)
+        if not self._change.size or _rms(self._change[_inliers(self._change)]) < _MIN_CHANGE * noise:
             return None
-        least = max(_LEAST_PART, _DEVIATIONS * noise / float(np.linalg.norm(self._change)))
-        part = _undone(differences, self._change)
-        most = _most(differences * self._change)
-        of_most = _undone(differences[most], self._change[most])
-        return part if abs(part) > least and abs(of_most) > least / 2 else None
+        max_good = max(_MAX_GOOD_PART, _MAX_GOOD_DEVIATIONS * noise / float(np.linalg.norm(self._change)))
+        part = _projection(differences, self._change)
+        # A few tokens must not make a fault: the part must show without the tokens that contribute most to it.
+        inliers = _inliers(differences * self._change)
+        inlier_part = _projection(differences[inliers], self._change[inliers])
+        return part if abs(part) > max_good and abs(inlier_part) > max_good / 2 else None
 
 
-def _undone(differences: NDArray[np.float64], change: NDArray[np.float64]) -> float:
-    """Return the part of a change that these differences undo; 0 where nothing changed."""
+def _projection(differences: NDArray[np.float64], change: NDArray[np.float64]) -> float:
+    """Return c of the least-squares fit differences = -c * change; 0 for a change of zeros."""
     return -float(differences @ change) / (float(change @ change) or 1.0)
 
 
-def _most(values: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the indexes of all but the few largest values."""
-    return np.argsort(np.abs(values))[: values.size - math.ceil(_FEW * values.size)]
+def _inliers(values: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return the indexes of all values but the outliers, which are the largest 5 % by absolute value."""
+    return np.argsort(np.abs(values))[: values.size - math.ceil(_OUTLIER_SHARE * values.size)]
 
 
 def _rms(values: NDArray[np.float64]) -> float:

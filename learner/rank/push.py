@@ -94,13 +94,13 @@ class RankPusher:
         self.device.learn()
         self._policy.check_finite()
         if self._pusher is None:
-            self._probe.take_part()
+            self._probe.compute_if_collective()
             for _ in self._weights.buckets(is_sender=False):  # ZeRO 3: every rank takes part in every gather
                 pass
             self.device.generate()
             return None
         self._use_named()
-        with self._probe.expecting():
+        with self._probe.computing_expected():
             report = self._pusher.push(version, self._plan, self._weights.buckets(is_sender=True))
         self.device.generate()
         wrong = self._pusher.verify(version, self._probe.tokens, self._probe.find_fault)

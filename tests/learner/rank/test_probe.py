@@ -57,7 +57,7 @@ def test_probe_leaves_room_for_a_token_and_is_the_same_on_every_rank() -> None:
 )
 def test_logprobs_off_by_more_than_the_tolerance_are_a_fault(logprobs: list[float], fault: str | None) -> None:
     _, probe = _probe()
-    probe.expect()
+    probe.compute_expected()
     found = probe.find_fault("s1", logprobs)
     if fault is None:
         assert found is None
@@ -80,8 +80,8 @@ def test_the_learner_computes_during_a_push_and_before_it_in_zero_3(stage: int) 
     given = {"policy": {"model": "m", "dtype": "float32"}, "learner": {"zero_stage": stage}}
     rollout = {"max_context_tokens": 17, "max_response_tokens": 8}
     probe = Probe(cast(PolicyEngine, policy), Settings.model_validate({**given, "rollout": rollout}))
-    probe.take_part()
-    with probe.expecting():
+    probe.compute_if_collective()
+    with probe.computing_expected():
         order.append("pushing")
         pushing.set()
     assert _fault(probe, -4.0) is None
@@ -93,16 +93,16 @@ def test_weights_of_another_version_are_a_fault_far_below_the_tolerance() -> Non
     policy, probe = _probe()
     for value in (-4.0, -4.0005):
         policy.now = value
-        probe.expect()
+        probe.compute_expected()
         assert _fault(probe, value + 1e-6) is None
     policy.now = -4.001
-    probe.expect()
+    probe.compute_expected()
 
     assert _fault(probe, -4.00096) is None  # 8 % of the change
     assert "differ by up to 0.0005 nats, as if 100% of the push's change were missing" in str(_fault(probe, -4.0005))
     assert "as if 20% of the push" in str(_fault(probe, -4.0009))
     assert "as if -100% of the push" in str(_fault(probe, -4.0015))
-    probe.expect()  # the same weights are pushed once more
+    probe.compute_expected()  # the same weights are pushed once more
     assert "as if 100% of the push" in str(_fault(probe, -4.0005))
 
 
@@ -110,19 +110,19 @@ def test_noise_is_no_fault_where_the_push_changed_no_more_than_noise() -> None:
     policy, probe = _probe("bfloat16")
     for number in range(20):
         policy.now = -4.0 - 1e-4 * number
-        probe.expect()
+        probe.compute_expected()
         assert _fault(probe, policy.now + (0.004 if number == 0 else 0.2)) is None
 
 
 def test_weights_that_were_left_behind_are_found_again_long_after_a_noisy_answer() -> None:
     policy, probe = _probe()
-    probe.expect()
+    probe.compute_expected()
     assert _fault(probe, policy.now + 9e-4) is None  # the first push: nothing to compare it with
 
     def left_behind() -> str | None:
         before = policy.now
         policy.now -= 5e-4
-        probe.expect()
+        probe.compute_expected()
         return _fault(probe, before)
 
     assert left_behind() is None
@@ -136,7 +136,7 @@ def test_rounding_that_is_new_with_every_push_is_no_fault() -> None:
     policy, probe = _probe("bfloat16")
     policy.rounding = lambda: torch.from_numpy(rounding.normal(0.0, 0.02, NUM))
     for _ in range(1000):
-        probe.expect()
+        probe.compute_expected()
         assert probe.find_fault("s1", (-4.0 + rounding.normal(0.0, 0.01, NUM)).tolist()) is None
 
 
@@ -149,12 +149,12 @@ def test_lone_token_that_the_server_sends_to_another_expert_is_no_fault() -> Non
     )
     now = np.full(135, -8.0)
     policy.logprobs = lambda batch, temperature: torch.from_numpy(now.copy())  # type: ignore[method-assign]
-    probe.expect()
+    probe.compute_expected()
     assert probe.find_fault("s1", (now + draw.normal(0.0, 3e-4, 135)).tolist()) is None
     before = now.copy()
     now += draw.normal(0.0, 5e-3, 135)
     now[70] += 0.15  # through another expert than before
-    probe.expect()
+    probe.compute_expected()
     computed = now + draw.normal(0.0, 3e-4, 135)
     computed[70] -= 0.15  # the server does so one push later
     assert probe.find_fault("s1", computed.tolist()) is None
