@@ -145,7 +145,7 @@ class PolicyGradient:
         return [
             self._roles.policy.step(part, self._loss, update.num_model_tokens)
             for _ in range(self._settings.learner.num_epochs)
-            for update, part in plan.parts(micro_batches)
+            for update, part in plan.split(micro_batches)
         ]
 
     def _update_critic(self, plan: StepPlan, micro_batches: Sequence[MicroBatch]) -> list[StepResult]:
@@ -155,7 +155,7 @@ class PolicyGradient:
         return [
             critic.step(part, self._critic_loss, update.num_model_tokens)
             for _ in range(self._settings.learner.num_epochs)
-            for update, part in plan.parts(micro_batches)
+            for update, part in plan.split(micro_batches)
         ]
 
     def _refresh_reference(self, step: int) -> None:

@@ -1,5 +1,6 @@
-"""A step's batch on one rank: micro-batches and their optimizer updates.
+"""A step's batch on one rank: its micro-batches, divided among the optimizer updates of the step.
 
+An update trains one mini-batch. Every rank has the same number of micro-batches in it.
 Shapes: N trajectories of an update over all ranks, S trajectories and K model tokens of a micro-batch.
 """
 
@@ -13,8 +14,8 @@ from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_bat
 from protocol.wire.messages import Batch
 from protocol.wire.trajectory import Trajectory
 
-# (model tokens of every trajectory of one update [N] float64) -> weights [N] float64: the update's loss is the sum over
-# trajectories of weight times sum of token losses.
+# Takes the number of model tokens of each trajectory of an update, [N] float64. Returns the weights, [N] float64.
+# The update's loss is the sum over trajectories of (weight * sum of token losses).
 Aggregate = Callable[[Tensor], Tensor]
 
 
@@ -33,8 +34,8 @@ class StepPlan:
     micro_batches: tuple[MicroBatch, ...]  # micro-batches of this rank, in the order of the updates
     updates: tuple[Update, ...]  # in order
 
-    def parts(self, micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[Update, Sequence[MicroBatch]]]:
-        """Yield each update with its part of the micro-batches, which are the plan's with added columns."""
+    def split(self, micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[Update, Sequence[MicroBatch]]]:
+        """Yield each update with its micro-batches. micro_batches: the plan's, which may have more columns by now."""
         start = 0
         for update in self.updates:
             yield update, micro_batches[start : start + update.num_micro_batches]
@@ -50,36 +51,48 @@ def plan_updates(
 ) -> StepPlan:
     """Return the step's micro-batches on this rank, with the weight of each token in its update.
 
-    trajectories: this rank's, by index into batch.facts. policy_version: of the learner before the step.
-    is_trained: of every trajectory of the step; False: its tokens have weight 0. A weight is the aggregate's times the
-    update's number of model tokens, by which the update divides its loss. So a mean over tokens has weight exactly 1.
+    trajectories: this rank's, by index into batch.facts. policy_version: the learner's before the step.
+    is_trained: one value per trajectory of the step; False: its tokens have weight 0.
+    A token's weight is the aggregate's weight times the update's number of model tokens, because the update divides its
+    loss by that number. So a mean over tokens has weight exactly 1.
     """
     micro_batches: list[MicroBatch] = []
     updates = []
-    for planned, parts in _mini_batches(batch):
-        tokens = [batch.facts[index].num_model_tokens * is_trained[index] for index in planned]
-        counts, total = torch.tensor(tokens, dtype=torch.float64), sum(tokens)
-        weights = dict(zip(planned, (aggregate(counts) * total).tolist(), strict=True))
-        for part in parts:
-            made = make_micro_batch([_sample(trajectories[index], index) for index in part])
-            staleness = tuple(policy_version - batch.facts[n].oldest_version if n >= 0 else 0 for n in made.numbers)
-            by_trajectory = torch.tensor([weights.get(n, 0.0) for n in made.numbers], dtype=torch.float64)
-            of_tokens = by_trajectory.repeat_interleave(torch.tensor(made.counts)).float()
-            micro_batches.append(replace(made, weights=of_tokens, staleness=staleness))
-        updates.append(Update(len(parts), max(1, total)))
+    for indices, index_lists in _mini_batches(batch):
+        tokens = [batch.facts[index].num_model_tokens * is_trained[index] for index in indices]
+        counts, num_model_tokens = torch.tensor(tokens, dtype=torch.float64), sum(tokens)
+        weights = dict(zip(indices, (aggregate(counts) * num_model_tokens).tolist(), strict=True))
+        for own_indices in index_lists:
+            packed = make_micro_batch([_sample(trajectories[index], index) for index in own_indices])
+            micro_batches.append(_with_weights(packed, weights, batch, policy_version))
+        updates.append(Update(len(index_lists), max(1, num_model_tokens)))
     return StepPlan(tuple(micro_batches), tuple(updates))
 
 
+def _with_weights(
+    micro_batch: MicroBatch, weights: Mapping[int, float], batch: Batch, policy_version: int
+) -> MicroBatch:
+    """Return the micro-batch with the weight of each token and the staleness of each trajectory.
+
+    A rank without work has a micro-batch whose only number is -1: it has no tokens to train.
+    """
+    numbers = micro_batch.numbers
+    staleness = tuple(policy_version - batch.facts[n].oldest_version if n >= 0 else 0 for n in numbers)
+    by_trajectory = torch.tensor([weights.get(n, 0.0) for n in numbers], dtype=torch.float64)  # [S]
+    by_token = by_trajectory.repeat_interleave(torch.tensor(micro_batch.counts)).float()  # [K]
+    return replace(micro_batch, weights=by_token, staleness=staleness)
+
+
 def _mini_batches(batch: Batch) -> list[tuple[list[int], list[list[int]]]]:
-    """Return (indices of all ranks, this rank's micro-batches) of each update."""
+    """Return for each update the trajectories of all ranks, and those of each micro-batch of this rank, as indices."""
     if not batch.mini_batches:
         return [(batch.planned, batch.micro_batches)]
-    found, planned, part = [], 0, 0
-    for each in batch.mini_batches:
-        next_planned, next_part = planned + each.num_planned, part + each.num_micro_batches
-        found.append((batch.planned[planned:next_planned], batch.micro_batches[part:next_part]))
-        planned, part = next_planned, next_part
-    return found
+    mini_batches, start, first = [], 0, 0
+    for size in batch.mini_batches:
+        end, last = start + size.num_planned, first + size.num_micro_batches
+        mini_batches.append((batch.planned[start:end], batch.micro_batches[first:last]))
+        start, first = end, last
+    return mini_batches
 
 
 def _sample(trajectory: Trajectory, index: int) -> LearnerSample:
