@@ -1,4 +1,4 @@
-"""The services of a node, the retriever and the bundled reward server, with their commands."""
+"""The services that a start launches on a node: the retriever and the bundled reward server, with their commands."""
 
 import os
 import sys
@@ -19,16 +19,16 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Service:
-    """A service by the options of a start."""
+    """What a node needs to launch a service."""
 
     name: str  # retriever or reward
-    url: str  # URL of its requests
+    url: str  # URL that takes its requests
     command: tuple[str, ...]  # program and arguments
-    code: str  # digest of its code
+    code: str  # digest of its code: a service with other code is restarted
     folder: Path  # working folder
 
     def launch(self, home: Home) -> ProcessRecord:
-        """Start the service; returns its record."""
+        """Start the process and return its record."""
         environment = {**os.environ, "SLUICE_HOME": str(home.root), MARK: str(home.ray_folder), "OMP_NUM_THREADS": "1"}
         log = home.logs / f"{self.name}.log"
         return launch(self.name, self.command, self.code, log, environment, self.url, self.folder)
@@ -36,14 +36,17 @@ class Service:
 
 def services_of(options: StartOptions, home: Home) -> dict[str, Service]:
     """Return the services of a node by name: the retriever and, unless --no-reward was given, the reward server."""
-    services = [_retriever(options, home), *([] if options.no_reward else [_reward(options, home)])]
+    services = [_retriever(options, home)]
+    if not options.no_reward:
+        services.append(_reward(options, home))
     return {service.name: service for service in services}
 
 
 def shared_retriever_url(options: StartOptions) -> str | None:
-    """Return the URL of this node's retriever for other nodes whose own is down; None when it is not shared.
+    """Return the URL at which other nodes reach this node's retriever when theirs is down; None: it is not shared.
 
-    A user's own retriever is not shared: its address is unknown. An open one is for this machine only.
+    A user's own retriever is not shared, because it may listen at another address. A retriever without a token
+    (--open) serves this machine only.
     """
     if not is_reachable(options.node_ip) or options.open_retriever or options.retriever_script is not None:
         return None
@@ -51,7 +54,7 @@ def shared_retriever_url(options: StartOptions) -> str | None:
 
 
 def _retriever(options: StartOptions, home: Home) -> Service:
-    """Return launch_retriever.sh, or the user's own script with the same arguments."""
+    """Return the bundled retriever, or the user's own script with the same arguments."""
     corpus = options.corpus_path or home.quickstart / "corpus.jsonl"
     index = options.index_path or home.root / "cache" / f"index-{corpus.stem}"
     arguments = ["--index-path", str(index), "--corpus-path", str(corpus), "--topk", str(options.topk)]
@@ -81,5 +84,5 @@ def _reward(options: StartOptions, home: Home) -> Service:
 
 
 def _script_digest(script: Path) -> str:
-    """Return a hash of the user's script; empty when it is missing: its start will fail."""
+    """Return a digest of the user's script; "" for a missing file, whose launch reports it."""
     return sha256(script.read_bytes()).hexdigest()[:16] if script.is_file() else ""

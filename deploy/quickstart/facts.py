@@ -1,6 +1,6 @@
 """The facts of the quick start: ISO countries, subdivisions, currencies and languages as entities with named fields.
 
-The data is the `pycountry` package's, nothing is made up here.
+All data comes from the `pycountry` package.
 """
 
 import re
@@ -21,9 +21,9 @@ class Entity:
 
     id: str  # kind and code, such as country-BY
     kind: str  # country, subdivision, currency or language
-    name: str  # as questions and passages write it: plain_name of the package's
+    name: str  # plain name, as in questions and passages
     fields: tuple[tuple[str, str], ...]  # (name, value) of each fact, in the passage's order
-    cluster: str  # entities of one cluster fall into the same split: a country and its subdivisions share one
+    cluster: str  # group of entities that share a split: a country and its subdivisions
 
     def value(self, field: str) -> str:
         """Return the value of `field`. Raises: KeyError when this entity has no such field."""
@@ -31,7 +31,7 @@ class Entity:
 
 
 def load_entities() -> list[Entity]:
-    """Return every entity whose name survives normalisation in at most 28 characters, in the package's order."""
+    """Return the entities whose name and field values all have 1 to 28 characters, in the package's order."""
     import pycountry
 
     countries = {country.alpha_2: plain_name(country.name) for country in pycountry.countries}

@@ -26,7 +26,7 @@ _MAX_HELD = 64
 
 @dataclass
 class _HeldOutputs:
-    """Outputs of a request that were not sent yet."""
+    """Outputs of a request that are not sent yet."""
 
     client: int  # vLLM's number of the client that sent the request
     outputs: list[EngineCoreOutput] = field(default_factory=list)  # one per engine step, oldest first
@@ -53,10 +53,10 @@ class TurnScheduler(Scheduler):  # type: ignore[misc]
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, EngineCoreOutputs]:
         answers = super().update_from_output(scheduler_output, model_runner_output)
         for client, answer in answers.items():
-            ready = (self._ready(client, output) for output in answer.outputs)
-            answer.outputs = [output for output in ready if output is not None]
-        for name in [name for name in self._held if name not in self.requests]:
-            del self._held[name]  # aborted by its client
+            released = (self._hold_or_release(client, output) for output in answer.outputs)
+            answer.outputs = [output for output in released if output is not None]
+        for request_id in [request_id for request_id in self._held if request_id not in self.requests]:
+            del self._held[request_id]  # aborted by its client
         if self._is_paused():
             self._send_held(answers)
         return {client: answer for client, answer in answers.items() if _has_content(answer)}
@@ -79,7 +79,7 @@ class TurnScheduler(Scheduler):  # type: ignore[misc]
     def _is_paused(self) -> bool:
         return bool(self.pause_state != PauseState.UNPAUSED)
 
-    def _ready(self, client: int, output: EngineCoreOutput) -> EngineCoreOutput | None:
+    def _hold_or_release(self, client: int, output: EngineCoreOutput) -> EngineCoreOutput | None:
         """Return the output to send now, joined with held ones; None when it is held."""
         held = self._held.get(output.request_id)
         if self._can_wait(output):

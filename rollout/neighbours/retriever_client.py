@@ -25,12 +25,12 @@ _BOUNDARY = "retriever"
 _MAX_CONCURRENCY = 256
 
 _log = logging.getLogger(__name__)
-_Result = tuple[Sequence[Passage], HttpEndpoint, str]  # passages of one query, their retriever, its content hash
+_Result = tuple[Sequence[Passage], HttpEndpoint, str]  # passages of one query, retriever, content hash of its index
 _Answer = tuple[Sequence[Sequence[Passage]], HttpEndpoint, str]  # the same for several queries
 
 
 class RetrieverClient(ClosedAtExit):
-    """Searches, in one event loop.
+    """Searches with retries. Belongs to one event loop.
 
     urls: addresses of POST /retrieve, the node's own first. topk: most passages per search.
     default_token: bearer token for all urls; only for this cluster's retrievers.
@@ -97,12 +97,12 @@ class RetrieverClient(ClosedAtExit):
         """Return the result of each query, sending equal queries once. Raises: NeighbourError as `search` does."""
         distinct = list(dict.fromkeys(queries))
         body = _body_of(distinct, self._topk)
-        missing = f"{', '.join(retriever.url for retriever in self._retrievers)}: no answer"
+        timeout_text = f"{', '.join(retriever.url for retriever in self._retrievers)}: no answer"
         found, retriever, content_hash = await call_with_retries(
             _BOUNDARY,
             self._policy,
             lambda limit: self._first_answer(body, len(distinct), limit),
-            missing,
+            timeout_text,
         )
         passages = dict(zip(distinct, found, strict=True))
         return [(passages[query], retriever, content_hash) for query in queries]
@@ -127,8 +127,10 @@ class RetrieverClient(ClosedAtExit):
                     # Report the failure of the own retriever.
                     failure = failure or error
                     continue
-                if self._has_same_index(retriever, retriever.content_hash):
-                    return found, retriever, retriever.content_hash
+                content_hash = retriever.content_hash
+                if self._has_same_index(retriever, content_hash):
+                    return found, retriever, content_hash
+                self._exclude(retriever, content_hash)
             if failure is not None:
                 raise failure
             with paused_deadline(limit):
@@ -139,21 +141,22 @@ class RetrieverClient(ClosedAtExit):
         return [retriever for retriever in self._retrievers if retriever.url not in self._urls_with_other_index]
 
     def _has_same_index(self, retriever: HttpEndpoint, content_hash: str) -> bool:
-        """Return whether an answer may replace the own retriever's; otherwise its retriever is not used again.
+        """Return whether an answer may replace the own retriever's.
 
-        If the own content hash is known, an answer without a hash may not.
+        An answer without a hash may not, unless the own hash is unknown too.
         """
         own = self._own.content_hash
-        if retriever is self._own or not own or content_hash == own:
-            return True
+        return retriever is self._own or not own or content_hash == own
+
+    def _exclude(self, retriever: HttpEndpoint, content_hash: str) -> None:
+        """Never use this retriever again: its index differs from the own one."""
         self._urls_with_other_index.add(retriever.url)
         _log.warning(
             '%s has another index  its="%s" own="%s" consequence="it does not replace the own one"',
             retriever.url,
             content_hash[:12],
-            own[:12],
+            self._own.content_hash[:12],
         )
-        return False
 
 
 def _body_of(queries: Sequence[str], topk: int) -> bytes:

@@ -10,7 +10,7 @@ import torch
 
 from protocol.errors import SettingsError
 
-# Keys that follow from the learner's settings: other values would scale gradients twice.
+# Keys that the learner sets itself. The operator's values could scale or clip gradients a second time.
 _OWNED = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
@@ -29,10 +29,9 @@ _MAX_REDUCE_NUMEL = 500_000_000
 def import_deepspeed() -> Any:
     """Return the deepspeed module. Raises: ImportError when it is not installed."""
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     deepspeed = importlib.import_module("deepspeed")
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # Its shared-memory collectives are for inference, and take 20 s to compile at the first start.
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)  # set here: the import sets a level of its own
+    # DeepSpeed's shared-memory collectives are for inference, and take 20 s to compile at the first start.
     importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
@@ -93,7 +92,7 @@ def _check(given: Mapping[str, Any]) -> None:
     offload = (given.get("zero_optimization") or {}).get("offload_optimizer") or {}
     if offload.get("device") == "nvme":
         raise SettingsError(
-            "settings: learner.deepspeed keeps the optimizer on NVMe, from where checkpoints cannot take it. "
+            "settings: learner.deepspeed keeps the optimizer on NVMe, where a checkpoint cannot read it. "
             "Set zero_optimization.offload_optimizer.device to cpu."
         )
 

@@ -1,5 +1,12 @@
 """The rollout server's half of the weight push, as vLLM's weight-transfer engines.
 
+| engine | transport | where the buckets go |
+|---|---|---|
+| GlooWeightEngine | gloo broadcast | host memory; loaded after the digest is confirmed |
+| GlooInPlaceEngine | gloo broadcast | into the model, bucket by bucket |
+| SameMachineEngine | the learner's memory | into the model, bucket by bucket |
+| NcclWeightEngine | NCCL broadcast | into the model, bucket by bucket |
+
 vLLM creates one engine per worker and calls it in this order: `init_transfer_engine`, then for each push
 `start_weight_update`, `update_weights` (the buckets), `update_weights` (the expected digest), `finish_weight_update`.
 """
@@ -102,7 +109,7 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         self._receiving = in_thread("weight-receive", receive)
 
     def receiving(self) -> Future[ReceivedBuckets]:
-        """Return the current push's buckets, or the error that stopped it."""
+        """Return the future of the current push's buckets; it fails with the error that stopped the push."""
         if self._receiving is None:
             raise RuntimeError("no push is under way")
         return self._receiving
@@ -173,7 +180,7 @@ class InPlaceLoad:
 
 
 class GlooInPlaceEngine(GlooWeightEngine):
-    """For servers without memory for a second copy of the model."""
+    """Loads in place, for servers without memory for a second copy of the model."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -194,7 +201,7 @@ class GlooInPlaceEngine(GlooWeightEngine):
 
 
 class SameMachineEngine(GlooInPlaceEngine):
-    """For a learner on the same machine or GPU: copies buckets from the learner's memory."""
+    """Copies the buckets from the memory of a learner on the same machine or GPU, and loads in place."""
 
     init_info_cls = SameMachineInit
 
@@ -211,7 +218,7 @@ class SameMachineEngine(GlooInPlaceEngine):
 
 
 class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
-    """vLLM's NCCL engine with our buckets and digest. GPUs hold no second copy of the model."""
+    """vLLM's NCCL engine with our buckets and digest. Loads in place: GPUs hold no second copy of the model."""
 
     update_info_cls = WeightUpdate
 

@@ -37,12 +37,12 @@ async def call_with_retries(
     boundary: str,
     policy: HttpPolicy,
     attempt: Callable[[asyncio.Timeout], Awaitable[_T]],
-    missing: str,
+    timeout_text: str,
 ) -> _T:
     """Return the result of the first successful attempt.
 
     attempt: makes one attempt; it may pause the deadline that it receives.
-    missing: start of the error text when the deadline passes, such as `URL: no reward`.
+    timeout_text: start of the error text when the deadline passes, such as `URL: no reward`.
     Raises: NeighbourError(boundary) with the last failure, the number of attempts and their duration.
     """
     started = time.monotonic()
@@ -59,7 +59,7 @@ async def call_with_retries(
                         raise NeighbourError(boundary, detail) from failure
                     await asyncio.sleep(_pause_s(failure, number, policy))
     except TimeoutError:
-        detail = f"{missing} within {policy.overall_timeout_s:g} s over all attempts"
+        detail = f"{timeout_text} within {policy.overall_timeout_s:g} s over all attempts"
         raise NeighbourError(boundary, detail) from None
     raise AssertionError("unreachable")
 

@@ -32,7 +32,7 @@ def test_a_section_is_merged_key_by_key() -> None:
         ),
         (
             {"zero_optimization": {"offload_optimizer": {"device": "nvme"}}},
-            "learner.deepspeed keeps the optimizer on NVMe, from where checkpoints cannot take it",
+            "learner.deepspeed keeps the optimizer on NVMe, where a checkpoint cannot read it",
         ),
     ],
 )
