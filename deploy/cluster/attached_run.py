@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psutil
 
 from deploy.cluster.fleet_client import describe_fleet, describe_servers
-from deploy.cluster.known import RunStays
+from deploy.cluster.known import ClusterInUse
 from deploy.node.processes import has_ended
 from protocol.node.current_run import current_run
 from protocol.waits import until
@@ -52,10 +52,10 @@ def find_attached_run(timeout_s: float, settle_s: float = _LAST_RUN_S) -> Attach
 def end_run(run: AttachedRun, asker: str = "stop_cluster") -> None:
     """End a run after its step; returns when it has saved and ended. asker: the command, for messages.
 
-    Raises: RunStays when it runs elsewhere, or does not end.
+    Raises: ClusterInUse when it runs elsewhere, or does not end.
     """
     if run.pid is None:
-        raise RunStays(
+        raise ClusterInUse(
             f"{asker}: {run} uses this cluster. End it there with Ctrl-C. deploy/stop_cluster.sh --now ends it too, "
             "and loses the steps after its last checkpoint."
         )
@@ -65,9 +65,9 @@ def end_run(run: AttachedRun, asker: str = "stop_cluster") -> None:
     except psutil.NoSuchProcess:
         return
     except psutil.AccessDenied:
-        raise RunStays(f"{asker}: {run} belongs to another user, and only that user may end it.") from None
+        raise ClusterInUse(f"{asker}: {run} belongs to another user, and only that user may end it.") from None
     if not any(has_ended(command) for _ in until(_DRAIN_S, _POLL_S)):  # it is no child of this process
-        raise RunStays(
+        raise ClusterInUse(
             f"{asker}: {run} has not ended within {_DRAIN_S:g} s of SIGTERM. See its output. deploy/stop_cluster.sh "
             "--now ends it, and loses the steps after its last checkpoint."
         )

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from deploy.cluster.known import connect_environment, is_ray_well
+from deploy.cluster.known import connect_environment, is_ray_healthy
 from deploy.cluster.servers import change_servers
 from deploy.cluster.start import start
 from deploy.cluster.stop import stop
@@ -128,7 +128,7 @@ def _healthy(arguments: Sequence[str]) -> None:
     down = [
         record.name
         for record in state.processes
-        if not (is_ray_well(state) if record.name == "ray" else is_healthy(record, token_file))
+        if not (is_ray_healthy(state) if record.name == "ray" else is_healthy(record, token_file))
     ]
     if down:
         raise OperatorError(f"Down: {', '.join(down)}.")

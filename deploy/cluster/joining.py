@@ -147,7 +147,7 @@ def check_is_not_head(address: str | None, known: ClusterState | None) -> None:
         )
 
 
-def check_way_to_head(address: str) -> None:
+def check_head_is_reachable(address: str) -> None:
     """Raise OperatorError unless this node reaches the head's Ray at HOST:PORT."""
     try:
         socket.create_connection(host_and_port(address), timeout=_CONNECT_S).close()
@@ -168,7 +168,7 @@ def check_same_ip_family(node_ip: str, head_ip: str) -> None:
         )
 
 
-def check_way_back(node_ip: str, reach: Callable[[str, int], str]) -> None:
+def check_reachable_from_head(node_ip: str, reach: Callable[[str, int], str]) -> None:
     """Raise OperatorError unless the head reaches this node.
 
     reach: makes the head connect to an address and port; returns the error, empty on success.

@@ -11,7 +11,7 @@ from protocol.node.home import ClusterState, ProcessRecord, read_cluster
 _CONNECT_S = 2.0
 
 
-class RunStays(OperatorError):
+class ClusterInUse(OperatorError):
     """A run uses the cluster, and the command would end it: nothing is done."""
 
 
@@ -29,12 +29,12 @@ def known_processes() -> dict[str, ProcessRecord]:
     return {record.name: record for record in state.processes} if state is not None else {}
 
 
-def is_ray_well(state: ClusterState) -> bool:
+def is_ray_healthy(state: ClusterState) -> bool:
     """Return whether this node's Ray runs and, on the head, listens. Blocks 2 s at most."""
     record = next((record for record in state.processes if record.name == "ray"), None)
     if record is None or find(record) is None:
         return False
-    return not is_head(state) or does_head_answer(state)
+    return not is_head(state) or is_head_listening(state)
 
 
 def is_head(state: ClusterState) -> bool:
@@ -42,7 +42,7 @@ def is_head(state: ClusterState) -> bool:
     return state.options.get("address") is None
 
 
-def does_head_answer(state: ClusterState) -> bool:
+def is_head_listening(state: ClusterState) -> bool:
     """Return whether the head's Ray port accepts connections. Blocks 2 s at most."""
     try:
         socket.create_connection(host_and_port(state.ray_address), timeout=_CONNECT_S).close()

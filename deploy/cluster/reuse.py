@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping
 
 from deploy.cluster.known import (
-    RunStays,
+    ClusterInUse,
     connect_environment,
-    is_ray_well,
+    is_ray_healthy,
     known_cluster,
     known_processes,
 )
@@ -29,10 +29,10 @@ _ANSWER_S = 20.0
 def find_reusable(options: StartOptions, wanted: Mapping[str, Service], home: Home) -> dict[str, ProcessRecord]:
     """Return the processes to keep, by name. Empty when Ray is to be replaced: the services' keeper ends with Ray.
 
-    Raises: RunStays when these options would replace a process that a run uses.
+    Raises: ClusterInUse when these options would replace a process that a run uses.
     """
     state = known_cluster()
-    if state is None or not is_ray_well(state):
+    if state is None or not is_ray_healthy(state):
         return {}
     records = {record.name: record for record in state.processes}
     other_options = [name for name, record in records.items() if _has_other_options(record, options, wanted)]
@@ -40,7 +40,7 @@ def find_reusable(options: StartOptions, wanted: Mapping[str, Service], home: Ho
     running = [name for name in (*other_options, *other_code) if find(records[name]) is not None]
     run = _attached_run(state) if running else None
     if run is not None and (replaced := [name for name in other_options if name in running]):
-        raise RunStays(
+        raise ClusterInUse(
             f"start_cluster: these options would replace {', '.join(replaced)}, which {run} uses. "
             f"Give the options of the earlier start ({format_options(state.options)}), or none, or wait until the run "
             "has ended."

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from deploy.cluster.foreground import BLOCK, start_and_stay
 from deploy.cluster.joining import (
     check_clock,
+    check_head_is_reachable,
     check_is_not_head,
+    check_reachable_from_head,
     check_same_as_head,
     check_same_ip_family,
-    check_way_back,
-    check_way_to_head,
     head_checkout,
     install_secrets,
     is_reachable,
@@ -96,7 +96,7 @@ class _NodeStart:
         """Start everything; returns the content of cluster.json. After an error nothing of this start remains."""
         try:
             if self.options.address is not None and "ray" not in self.kept:
-                check_way_to_head(self.options.address)
+                check_head_is_reachable(self.options.address)
             _check_ports(self.options, self.kept)
             self._start_processes()
             state = self._state()
@@ -172,7 +172,7 @@ def _check_join(state: ClusterState) -> None:
     check_same_ip_family(state.node_ip, head_ip)
     if (head := head_checkout()) is not None:
         check_same_as_head(head, "Ray")
-    check_way_back(
+    check_reachable_from_head(
         state.node_ip, lambda host, port: str(ask(keeper.reach.remote(host, port), _FLEET_S, "head's keeper"))
     )
     check_clock(lambda: float(ask(keeper.clock.remote(), _FLEET_S, "head's keeper")))

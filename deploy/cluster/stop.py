@@ -3,7 +3,14 @@
 import sys
 from collections.abc import Sequence
 
-from deploy.cluster.known import RunStays, connect_environment, is_head, is_ray_well, known_cluster, known_processes
+from deploy.cluster.known import (
+    ClusterInUse,
+    connect_environment,
+    is_head,
+    is_ray_healthy,
+    known_cluster,
+    known_processes,
+)
 from deploy.cluster.ray_processes import end_ray, ray_processes
 from deploy.node.home import check_not_used_elsewhere, exclusive, this_home
 from deploy.node.processes import end, family, find
@@ -29,7 +36,7 @@ def stop(arguments: Sequence[str]) -> None:
         check_not_used_elsewhere(home)
         state = known_cluster()
         was_running = bool(known_processes() or ray_processes(home))
-        if state is not None and is_ray_well(state):
+        if state is not None and is_ray_healthy(state):
             _end_orderly(state, is_now="--now" in arguments)
         end_ray(home)
         end(family(process for record in known_processes().values() if (process := find(record))))
@@ -40,7 +47,7 @@ def stop(arguments: Sequence[str]) -> None:
 def _end_orderly(state: ClusterState, is_now: bool) -> None:
     """End the attached run and the servers; servers that do not answer end with Ray's other processes.
 
-    Raises: RunStays when the attached run is another machine's, or does not end.
+    Raises: ClusterInUse when the attached run is another machine's, or does not end.
     """
     connect_environment(state)
     from deploy.cluster.attached_run import end_run, find_attached_run
@@ -62,7 +69,7 @@ def _end_orderly(state: ClusterState, is_now: bool) -> None:
             forget_services(list(known_processes()), _ANSWER_S)
             if is_head(state):  # other nodes' servers end with their nodes
                 stop_servers(_STOP_SERVERS_S)
-    except RunStays:
+    except ClusterInUse:
         raise
     except OperatorError as error:
         print(f"{error} Its servers are ended with Ray.", file=sys.stderr)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deploy.cluster.known import connect_environment, is_ray_well
+from deploy.cluster.known import connect_environment, is_ray_healthy
 from deploy.node.home import Home
 from deploy.node.keeper import ServiceInfo
 from deploy.node.service import is_healthy
@@ -52,7 +52,7 @@ def show_cluster(state: ClusterState, home: Home) -> list[str]:
     rows: list[Row] = []
     services: dict[str, ServiceInfo] | None = None
     ray = next(record for record in state.processes if record.name == "ray")
-    is_up = is_ray_well(state)
+    is_up = is_ray_healthy(state)
     rows.append(Row(ray.name, is_up, "healthy" if is_up else "down", ray.url or "", ray.pid, ray.log))
     servers: list[Row] = []
     if is_up:

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from deploy.cluster.known import connect_environment, is_ray_well, known_cluster
+from deploy.cluster.known import connect_environment, is_ray_healthy, known_cluster
 from learner.disk.run_folder import MetricsReader
 from protocol.errors import OperatorError
 from protocol.node.current_run import current_run, logs_of_runs
@@ -96,7 +96,7 @@ def _find_running() -> list[Run]:
 def _names_elsewhere() -> list[str]:
     """Return the name of a run that another machine's command has on this cluster."""
     state = known_cluster()
-    if state is None or not is_ray_well(state):
+    if state is None or not is_ray_healthy(state):
         return []
     connect_environment(state)
     from deploy.cluster.attached_run import find_attached_run

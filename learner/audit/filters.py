@@ -22,7 +22,7 @@ from learner.data.filtered import (
     parse_outside_bounds,
 )
 from learner.data.names import GroupName
-from learner.ledger.schema import knows_scores
+from learner.ledger.schema import has_scores
 
 # SQL condition for the filter's groups, without those that the curriculum left out.
 _IS_FILTERED = "p.state = 'skipped' AND p.reason LIKE ? AND p.reason NOT LIKE ?"
@@ -56,7 +56,7 @@ def check_filters(run: AuditedRun, terms: Terms) -> Iterator[Breach]:
 
 
 def _samples(run: AuditedRun, where: str, *values: object) -> Iterator[_Sample]:
-    score = "COALESCE(t.reward_score, t.reward)" if knows_scores(run.db) else "t.reward"
+    score = "COALESCE(t.reward_score, t.reward)" if has_scores(run.db) else "t.reward"
     query = (
         f"SELECT p.\"group\", p.state, p.step, COALESCE(p.reason, ''), {score}, t.reward_parts FROM prompts AS p "  # noqa: S608
         f'LEFT JOIN trajectories AS t ON t."group" = p."group" AND t.kind = \'train\' WHERE {where} '

@@ -182,7 +182,7 @@ class Coordinator:
         if self._steps.batch is None:
             self._groups.drop_stale(self._steps.policy_version)
         self._steps.answer_ranks(self._servers, now)
-        self._steps.push_again(self._servers.lack_weights(self._steps.leasable_versions), now)
+        self._steps.push_again(self._servers.all_lack_weights(self._steps.leasable_versions), now)
         self._leases.lease_all(self._steps.leasable_versions, is_admitting=not self._steps.stop_reason, now=now)
         if now - self._pinged_at >= _PING_EVERY_S:
             self._pinged_at = now
@@ -239,7 +239,7 @@ class Coordinator:
     def _receive_from_server(self, server: str, message: m.FromServer, buffers: list[bytes], now: float) -> None:
         self._servers.note(server)
         if not isinstance(message, m.Hello):
-            self._recall.note_heard(server)
+            self._recall.note_alive(server)
         match message:
             case m.Hello():
                 self.lose_server(server, f"{server} started again")

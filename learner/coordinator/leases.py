@@ -216,7 +216,7 @@ class LeaseRecall:
     def take_back_unreachable(self, server: str, reason: str) -> None:
         """Release the samples of a server without a connection.
 
-        They fail when the server turns out to have died. A server that sends messages again (`note_heard`) had its link
+        They fail when the server turns out to have died. A server that sends messages again (`note_alive`) had its link
         cut, which is no failure of a sample.
         """
         lost = self._out_of_reach.setdefault(server, {})
@@ -224,7 +224,7 @@ class LeaseRecall:
             lost[group.name] = {index: group.attempts[index] for index in group.take_back_from(server)}
             self._groups.release(group, reason)
 
-    def note_heard(self, server: str) -> None:
+    def note_alive(self, server: str) -> None:
         """Record that a server is alive and was not restarted: the samples it lost with its connection did not fail."""
         self._out_of_reach.pop(server, None)
 
@@ -233,7 +233,7 @@ class LeaseRecall:
         for group in self._groups.held_by(server):
             group.take_back_from(server)
             self._groups.release(group, f"{server}: {reason}")
-        self.note_heard(server)
+        self.note_alive(server)
 
     def take_back_from(self, server: str, reason: str) -> None:
         """Fail the samples of a server that died; its finished samples are kept.

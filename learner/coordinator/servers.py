@@ -90,7 +90,7 @@ class Servers:
         """Return the servers that were lost: dead, or without a connection."""
         return sorted(name for name, server in self._servers.items() if not server.is_here)
 
-    def lack_weights(self, versions: range) -> bool:
+    def all_lack_weights(self, versions: range) -> bool:
         """Return whether servers are present and all lack weights of these versions: nothing can be leased."""
         is_any_here = False
         for server in self._servers.values():

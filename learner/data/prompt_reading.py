@@ -28,7 +28,7 @@ class Refusal(NamedTuple):
 
     reason: str  # text to follow the row's place
     is_overlong: bool = False  # the prompt has too many tokens
-    is_asked_for: bool = False  # the limit is data.max_prompt_tokens; False: the model's context
+    is_by_setting: bool = False  # the limit is data.max_prompt_tokens; False: the model's context
 
 
 class UnusableRow(NamedTuple):

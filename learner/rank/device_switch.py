@@ -39,11 +39,11 @@ class SharedDevice:
     """A device that the rank and a server use alternately. The rank learns first: the servers sleep when it starts."""
 
     def __init__(
-        self, models: ParkedModels, have_servers: Callable[[DeviceTurn], object], meet: Callable[[], object]
+        self, models: ParkedModels, switch_servers: Callable[[DeviceTurn], object], meet: Callable[[], object]
     ) -> None:
-        """have_servers: makes all servers sleep or wake, on rank 0. meet: returns once every rank has called it."""
+        """switch_servers: makes all servers sleep or wake, on rank 0. meet: returns once every rank has called it."""
         self._models = models
-        self._have_servers = have_servers
+        self._switch_servers = switch_servers
         self._meet = meet
         self._is_learning = True
 
@@ -52,7 +52,7 @@ class SharedDevice:
             return 0.0
         started = time.monotonic()
         failpoint("device_turn.learn_begun")
-        self._have_servers("sleep")
+        self._switch_servers("sleep")
         failpoint("device_turn.servers_asleep")
         self._meet()
         self._models.restore()
@@ -65,6 +65,6 @@ class SharedDevice:
             self._models.park()
             self._meet()
             failpoint("device_turn.models_parked")
-            self._have_servers("wake")
+            self._switch_servers("wake")
             failpoint("device_turn.servers_awake")
             self._is_learning = False

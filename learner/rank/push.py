@@ -116,10 +116,10 @@ class RankPusher:
             raise NeighbourError("weight push", f"no server took version {version}: {why}")
         return report
 
-    def have_servers(self, turn: DeviceTurn) -> None:
+    def switch_servers(self, turn: DeviceTurn) -> None:
         """Make all servers sleep or wake, on rank 0. A server that does not gets a fault, as in a push."""
         if self._pusher is not None:
-            self._pusher.have(turn)
+            self._pusher.switch(turn)
 
     def close(self) -> None:
         self._probe.close()

@@ -161,7 +161,7 @@ def train(
         pusher.follow(servers_now, reach_server)
     if run.shares_devices:
         parked = ParkedModels([models.roles], own_device())
-        pusher.device = SharedDevice(parked, pusher.have_servers, lambda: reduce_max(0.0, own_device()))
+        pusher.device = SharedDevice(parked, pusher.switch_servers, lambda: reduce_max(0.0, own_device()))
     saved = (folder, model, settings.learner.keep_checkpoints, best_of(settings.eval))
     checkpoints = CheckpointWriter(models.roles, coordinator, world.solo, *saved, served_digest=lambda: pusher.digest)
     objective = PolicyGradient(models.roles, settings, reduce_tensor)

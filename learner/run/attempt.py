@@ -172,7 +172,7 @@ class RunAttempt:
             # A server that starts takes its share of a shared device, which must not happen while a rank trains there.
             is_free = not self._topology.shares_devices or ranks.phases[0].startswith(WAITING_FOR_BATCH)
             self._show_messages(self._servers.poll(may_start=is_free))
-        if not self._servers.have_hope:
+        if not self._servers.may_serve:
             raise OperatorError("Every rollout server failed; see their logs with deploy.cluster status.")
         self.context.num_servers = self._servers.num_wanted or self.context.num_servers
 

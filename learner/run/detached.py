@@ -25,7 +25,7 @@ _CHECKS_S = 1800.0
 def start_detached(arguments: Sequence[str], folder: Path) -> int:
     """Start `python -m learner.run ARGUMENTS` in a session of its own; returns the exit status of this command.
 
-    folder: the run's. Raises: OperatorError when another run has the cluster; as `await_begun` does.
+    folder: the run's. Raises: OperatorError when another run has the cluster; as `wait_until_begun` does.
     """
     if (other := current_run()) is not None:
         raise OperatorError(refusal(other))  # before its output file is overwritten: it may have this name too
@@ -39,13 +39,13 @@ def start_detached(arguments: Sequence[str], folder: Path) -> int:
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        return await_begun(run, log, before)
+        return wait_until_begun(run, log, before)
     except KeyboardInterrupt:
         run.terminate()
         raise
 
 
-def await_begun(run: "subprocess.Popen[bytes]", log: Path, before: object) -> int:
+def wait_until_begun(run: "subprocess.Popen[bytes]", log: Path, before: object) -> int:
     """Return 0 once a run has begun: it has the cluster, and its folder is ready.
 
     If it ends before, print the end of its output and return its exit status.

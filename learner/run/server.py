@@ -79,7 +79,7 @@ class RunServer:
         return self.state is ServerState.SERVING
 
     @property
-    def has_hope(self) -> bool:
+    def may_serve(self) -> bool:
         """True when it serves or may serve later."""
         if self.state is ServerState.AWAY:
             return self._clock() - self._since <= _AWAY_S

@@ -81,9 +81,9 @@ class RunServers:
         return sorted(self._late)
 
     @property
-    def have_hope(self) -> bool:
+    def may_serve(self) -> bool:
         """False when no server serves and none may serve later; True for a run without servers."""
-        return not self._servers or any(server.has_hope for server in self._present)
+        return not self._servers or any(server.may_serve for server in self._present)
 
     def note_attached(self, runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """Note that servers are attached; return messages. Raises: OperatorError when their indexes differ."""
@@ -199,11 +199,11 @@ class RunServers:
     def _remove(self, number: int, leaving: Sequence[RunServer]) -> list[str]:
         """Remove the servers that the run needs least, once enough others serve."""
         newest_first = list(reversed(self._present))
-        removed = sorted(newest_first, key=lambda server: (server.has_hope, server not in leaving, server.is_serving))
+        removed = sorted(newest_first, key=lambda server: (server.may_serve, server not in leaving, server.is_serving))
         removed, kept = removed[:number], removed[number:]
         if any(server in leaving for server in removed) and not self._can_serve(kept):
             return []
-        failed = [f"{server} did not come to serve" for server in removed if server.is_new and not server.has_hope]
+        failed = [f"{server} did not come to serve" for server in removed if server.is_new and not server.may_serve]
         for server in removed:
             server.state = ServerState.LEAVING
             self._changes.append((server.name, self._calls.remove(server.name)))
@@ -211,7 +211,7 @@ class RunServers:
 
     def _can_serve(self, servers: Sequence[RunServer]) -> bool:
         """Return whether the run can do with these servers: none is still starting, and one serves if any does."""
-        if any(server.is_new and server.has_hope for server in servers):
+        if any(server.is_new and server.may_serve for server in servers):
             return False
         return any(server.is_serving for server in servers) or not any(server.is_serving for server in self._present)
 

@@ -171,15 +171,15 @@ class WeightPusher:
         synced = [(server, attempt) for server, attempt in asked if server.name not in self.faults]
         return self._run(self._verify_all(synced, version, list(tokens), judge))
 
-    def have(self, turn: DeviceTurn) -> dict[str, str]:
+    def switch(self, turn: DeviceTurn) -> dict[str, str]:
         """Make all servers sleep or wake; returns the reasons of failed servers by name."""
         present = [server for link in self._present() for server in link.servers]
-        return self._run(self._have_all(present, turn, next(self._turns)))
+        return self._run(self._switch_all(present, turn, next(self._turns)))
 
     def close(self) -> None:
         """Leave all groups and stop; servers with intact weights continue to generate."""
         self._run(_all([link.leave() for link in self._links]))
-        self._run(_cancel_the_rest())
+        self._run(_cancel_other_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -316,7 +316,9 @@ class WeightPusher:
         named = zip((server.name for server, _ in synced), found, strict=True)
         return await self._report({name: fault for name, fault in named if fault is not None})
 
-    async def _have_all(self, servers: Sequence[ServerControls], turn: DeviceTurn, attempt: Attempt) -> dict[str, str]:
+    async def _switch_all(
+        self, servers: Sequence[ServerControls], turn: DeviceTurn, attempt: Attempt
+    ) -> dict[str, str]:
         def call(server: ServerControls) -> Coroutine[Any, Any, None]:
             return server.sleep(attempt) if turn == "sleep" else server.wake(attempt)
 
@@ -350,7 +352,7 @@ async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException
     return await asyncio.gather(*work, return_exceptions=True)
 
 
-async def _cancel_the_rest() -> None:
+async def _cancel_other_tasks() -> None:
     """Cancel calls that still wait for hanging servers."""
     rest = asyncio.all_tasks() - {asyncio.current_task()}
     for task in rest:

@@ -72,7 +72,7 @@ class AgentPlayer:
     @property
     def is_accepting(self) -> bool:
         """False while no external program requests samples."""
-        return self._programs is not None or self.sessions.is_asked_for
+        return self._programs is not None or self.sessions.has_demand
 
     async def play(self, sample: SampleTask, written: WrittenSoFar | None = None) -> Trajectory:
         """Return the finished trajectory. written: updated with each turn.

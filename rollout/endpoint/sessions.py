@@ -31,7 +31,7 @@ class Sessions:
         self._asked_at = float("-inf")
 
     @property
-    def is_asked_for(self) -> bool:
+    def has_demand(self) -> bool:
         """Whether external programs request samples, or did recently."""
         return self._num_asking > 0 or time.monotonic() - self._asked_at < self._recent_s
 

@@ -102,7 +102,7 @@ class RolloutSession:
                 await self._send_for_attachments()
                 await self._link.send_demand(self._room(), self._served_version, self._samples.unfinished_groups())
                 await self._link.send_heartbeat(self._heartbeat)
-                await self._wait_for_news()
+                await self._wait_for_event()
             receiving.cancel()
             self._samples.cancel()
         return self._link.refusal
@@ -177,7 +177,7 @@ class RolloutSession:
             failures=dict(self.failures.totals),
         )
 
-    async def _wait_for_news(self) -> None:
+    async def _wait_for_event(self) -> None:
         """Return after a message or a finished sample, at the latest after a tick."""
         try:
             async with asyncio.timeout(_TICK_S if self._link.has_greeted else _CONNECT_TICK_S):

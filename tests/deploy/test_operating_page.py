@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("protocol", "rollout", "rewards", "retriever", "learner", "deploy")
-ERRORS = ("OperatorError", "SettingsError", "NeighbourError", "FrameError", "RunStays")
+ERRORS = ("OperatorError", "SettingsError", "NeighbourError", "FrameError", "ClusterInUse")
 UNKNOWN = "\N{HORIZONTAL ELLIPSIS}"  # what a message fills in
 
 

@@ -156,7 +156,7 @@ _TOGETHER_BYTES = 4 << 20  # size of the parameters in one message
 
 
 @torch.no_grad()
-def whole_on_first(deepspeed: Any, parameters: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+def gather_on_rank_0(deepspeed: Any, parameters: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Return each parameter whole on rank 0, and meaningless tensors elsewhere. Collective.
 
     DeepSpeed's own gathering makes parameters whole on every rank, by one message each, which is slow for many small

@@ -22,7 +22,7 @@ from learner.models.training.optimizer import (
     first_non_finite,
     learning_rate_factor,
 )
-from learner.models.training.shards import ZeroShards, whole_on_first
+from learner.models.training.shards import ZeroShards, gather_on_rank_0
 from learner.models.training.state import (
     SHARD_BYTES,
     Writer,
@@ -122,11 +122,11 @@ class TrainedModel:
         """Return a context in which these parameters are whole on every rank. Collective."""
         return self._deepspeed.zero.GatheredParameters(list(parameters), enabled=self._zero_stage == 3)
 
-    def whole_on_first(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+    def gather_on_rank_0(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Return these parameters whole on rank 0, and meaningless tensors elsewhere. Collective."""
         if self._zero_stage != 3:
             return [parameter.detach() for parameter in parameters]
-        return whole_on_first(self._deepspeed, parameters, self.device)
+        return gather_on_rank_0(self._deepspeed, parameters, self.device)
 
     def shape_of(self, parameter: Tensor) -> tuple[int, ...]:
         """Return a parameter's whole shape; `parameter.shape` is 0 in ZeRO 3."""

@@ -22,18 +22,18 @@ class PushedWeights:
     def __init__(
         self,
         model: Any,
-        whole_on_first: WholeOnFirst,
+        gather_on_rank_0: WholeOnFirst,
         shape_of: Callable[[Tensor], tuple[int, ...]],
         *,
         dtype: str | None,
         bucket_bytes: int,
     ) -> None:
-        """whole_on_first: returns tensors whole on rank 0; collective.
+        """gather_on_rank_0: returns tensors whole on rank 0; collective.
 
         dtype: type of the sent parameters; None: their own. Buffers keep their own type: a rounded bias of a router
         would send tokens to other experts.
         """
-        self._model, self._whole_on_first = model, whole_on_first
+        self._model, self._whole_on_first = model, gather_on_rank_0
         sources = []
         for weight in weights_of(model):
             shapes = shapes_on_disk(model, weight, shape_of)

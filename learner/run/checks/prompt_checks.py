@@ -94,7 +94,7 @@ def _check_unusable(settings: Settings, num_used: int, unusable: Sequence[Unusab
         )
     if settings.data.overlong == "refuse" and (overlong := [one for one in unusable if one.refusal.is_overlong]):
         raise SettingsError(f"data: {overlong[0]} With data.overlong = skip such rows are left out ({len(overlong)}).")
-    mistaken = [one for one in unusable if not one.refusal.is_asked_for]
+    mistaken = [one for one in unusable if not one.refusal.is_by_setting]
     # Divided, not multiplied: 0.29 * 100 is less than 29.
     if len(mistaken) / num_rows > share:
         raise SettingsError(

@@ -94,7 +94,7 @@ class PromptJudge:
         for_context = self._context - self._response
         if num_tokens <= for_context:
             reason = f"has {num_tokens} tokens, more than data.max_prompt_tokens = {self._max_tokens}."
-            return Refusal(reason, is_overlong=True, is_asked_for=True)
+            return Refusal(reason, is_overlong=True, is_by_setting=True)
         return Refusal(
             f"has {num_tokens} tokens; rollout.max_context_tokens = {self._context} less rollout.max_response_tokens = "
             f"{self._response} leaves {for_context}. Raise the first, or shorten the prompt.",

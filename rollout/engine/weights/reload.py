@@ -51,7 +51,7 @@ class Reload:
 
     def finish(self) -> None:
         """Raises: ValueError naming parameters that the push lacked."""
-        missing = lacking_parts(self._model, self._pushed)
+        missing = missing_parts(self._model, self._pushed)
         finalize_layerwise_reload(self._model, self._model_config)
         _pack_heads(self._model)
         if missing := (self._required - self._loaded) | missing:
@@ -76,7 +76,7 @@ def _pack_heads(model: Any) -> None:
             head.quant_method.process_weights_after_loading(head)
 
 
-def lacking_parts(model: Any, pushed: Collection[str]) -> set[str]:
+def missing_parts(model: Any, pushed: Collection[str]) -> set[str]:
     """Return the parts of merged parameters that were not loaded, by the learner's names. Call before the reload ends.
 
     vLLM fills such parts with uninitialised memory. pushed: names of all parameters in the push.
@@ -93,7 +93,7 @@ def lacking_parts(model: Any, pushed: Collection[str]) -> set[str]:
         if loading.can_load() and 0 < loading.load_numel < loading.load_numel_total:
             unloaded = _unloaded_parts(layer, loading.loaded_weights, merges[merged])
             lacking |= {f"{parent}.{part}.{kind}" for part, kind in unloaded}
-    return lacking | _lacking_experts(model, pushed)
+    return lacking | _missing_experts(model, pushed)
 
 
 def _unloaded_parts(layer: Any, loaded: Sequence[tuple[str, Any]], names: Sequence[str]) -> set[tuple[str, str]]:
@@ -116,7 +116,7 @@ def _unloaded_parts(layer: Any, loaded: Sequence[tuple[str, Any]], names: Sequen
     }
 
 
-def _lacking_experts(model: Any, pushed: Collection[str]) -> set[str]:
+def _missing_experts(model: Any, pushed: Collection[str]) -> set[str]:
     """Return the parameters that one expert lacks and another expert of its layer has.
 
     The number of loaded bytes cannot be compared: some kernels allocate more memory than there are weights.

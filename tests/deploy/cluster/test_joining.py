@@ -9,11 +9,11 @@ import pytest
 from deploy.cluster.joining import (
     Checkout,
     check_clock,
+    check_head_is_reachable,
     check_is_not_head,
+    check_reachable_from_head,
     check_same_as_head,
     check_same_ip_family,
-    check_way_back,
-    check_way_to_head,
     install_secrets,
     is_reachable,
     read_join_file,
@@ -136,14 +136,16 @@ def test_every_difference_is_named() -> None:
 
 def test_head_that_answers_can_be_joined() -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
-        check_way_to_head(f"127.0.0.1:{head.getsockname()[1]}")
+        check_head_is_reachable(f"127.0.0.1:{head.getsockname()[1]}")
 
 
 @needs_ipv6
 def test_head_and_node_reach_each_other_over_ipv6() -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as head:
-        check_way_to_head(f"[::1]:{head.getsockname()[1]}")
-    check_way_back("::1", lambda host, port: socket.create_connection((host, port), timeout=10.0).close() or "")
+        check_head_is_reachable(f"[::1]:{head.getsockname()[1]}")
+    check_reachable_from_head(
+        "::1", lambda host, port: socket.create_connection((host, port), timeout=10.0).close() or ""
+    )
 
 
 def test_node_is_known_by_an_address_of_the_heads_kind() -> None:
@@ -159,7 +161,7 @@ def test_head_that_does_not_answer_is_named_with_what_to_look_at() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     with pytest.raises(OperatorError, match=rf"The head at 127\.0\.0\.1:{port} cannot be reached .*refused.*--node-ip"):
-        check_way_to_head(f"127.0.0.1:{port}")
+        check_head_is_reachable(f"127.0.0.1:{port}")
 
 
 def test_head_is_asked_to_connect_to_an_open_port_of_this_node() -> None:
@@ -167,12 +169,12 @@ def test_head_is_asked_to_connect_to_an_open_port_of_this_node() -> None:
         socket.create_connection((host, port), timeout=10.0).close()
         return ""
 
-    check_way_back("127.0.0.1", reach)
+    check_reachable_from_head("127.0.0.1", reach)
 
 
 def test_node_that_the_head_cannot_reach_is_refused_with_the_heads_reason() -> None:
     with pytest.raises(OperatorError, match=r"cannot reach this node at 127\.0\.0\.1 \(timed out\).*--node-ip"):
-        check_way_back("127.0.0.1", lambda host, port: "timed out")
+        check_reachable_from_head("127.0.0.1", lambda host, port: "timed out")
 
 
 @pytest.mark.parametrize("told", [1000.0, 996.0, 1009.0])

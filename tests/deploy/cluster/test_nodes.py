@@ -73,7 +73,7 @@ def test_fleet_that_does_not_answer_is_a_row_of_the_table(
     def silent(_: float) -> list[dict[str, Any]]:
         raise OperatorError("The fleet did not answer within 10 s.")
 
-    monkeypatch.setattr(tables, "is_ray_well", lambda _: True)
+    monkeypatch.setattr(tables, "is_ray_healthy", lambda _: True)
     monkeypatch.setattr(tables, "connect_environment", lambda _: None)
     monkeypatch.setattr(fleet_client, "connection", lambda *_: NoRay())
     monkeypatch.setattr(fleet_client, "describe_servers", silent)

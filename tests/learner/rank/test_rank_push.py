@@ -175,7 +175,7 @@ def pushed_to(pusher: RankPusher, version: int) -> tuple[str, ...]:
 
 def test_servers_on_a_shared_device_wake_between_push_and_probe(pusher: RankPusher, servers: list[Liar]) -> None:
     models = ParkedModels([], torch.device("cpu"))
-    pusher.device = SharedDevice(models, pusher.have_servers, lambda: None)
+    pusher.device = SharedDevice(models, pusher.switch_servers, lambda: None)
     pusher.push(1)
     pusher.push(2)
 
@@ -184,7 +184,7 @@ def test_servers_on_a_shared_device_wake_between_push_and_probe(pusher: RankPush
 
 
 def test_a_server_that_does_not_wake_affects_no_other(pusher: RankPusher, servers: list[Liar]) -> None:
-    pusher.device = SharedDevice(ParkedModels([], torch.device("cpu")), pusher.have_servers, lambda: None)
+    pusher.device = SharedDevice(ParkedModels([], torch.device("cpu")), pusher.switch_servers, lambda: None)
     servers[1].fault = ("wake", "raise")
     report = pusher.push(1)
     servers[1].fault = None
@@ -196,7 +196,7 @@ def test_a_server_that_does_not_wake_affects_no_other(pusher: RankPusher, server
 
 
 def test_servers_that_do_not_wake_push_after_push_do_not_end_the_run(pusher: RankPusher, servers: list[Liar]) -> None:
-    pusher.device = SharedDevice(ParkedModels([], torch.device("cpu")), pusher.have_servers, lambda: None)
+    pusher.device = SharedDevice(ParkedModels([], torch.device("cpu")), pusher.switch_servers, lambda: None)
     pusher.push(1)
     for server in servers:
         server.wakes = False

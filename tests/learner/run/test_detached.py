@@ -9,12 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from learner.run.detached import await_begun, stamp_of, start_detached
+from learner.run.detached import stamp_of, start_detached, wait_until_begun
 from protocol.errors import OperatorError
 from protocol.node.current_run import log_of_run, logs_of_runs
 from tests.fakes.waiting import wait_until
 
-# A run's command as `await_begun` sees it: it has the cluster, checks it, and then makes its folder ready or ends.
+# A run's command as `wait_until_begun` sees it: it has the cluster, checks it, and then makes its folder ready or ends.
 _RUN = """
 import sys, time
 from pathlib import Path
@@ -87,7 +87,7 @@ def test_run_in_the_background_has_begun_once_its_checks_of_the_cluster_are_done
     with log.open("wb") as output:
         run = subprocess.Popen([sys.executable, "-c", _RUN, str(folder), what], stdout=output)
     with run:
-        assert await_begun(run, log, before) == status
+        assert wait_until_begun(run, log, before) == status
         run.kill()
     told = capfd.readouterr()
     assert told.err == ("settings: the cluster has no room.\n" if what == "ends" else "")

@@ -70,7 +70,7 @@ def test_server_with_another_index_is_detached_and_never_started_again() -> None
     assert watched.poll(12)[1:] == ["s0 failed: s0 searches another index."]
     assert watched.methods[:4] == ["describe", "start", "attach", "detach"]
     assert set(watched.methods[4:]) == {"describe"}
-    assert (watched.server.state, watched.server.has_hope) == (ServerState.FAILED, False)
+    assert (watched.server.state, watched.server.may_serve) == (ServerState.FAILED, False)
 
 
 def test_server_that_never_serves_fails_after_five_restarts() -> None:
@@ -106,7 +106,7 @@ def test_server_without_a_process_is_awaited_and_attached_when_a_node_has_room()
     watched = Watched()
     watched.calls.errors = {"s0": AwayError("s0", "died: it is restarting")}
     assert watched.poll(250, each_s=2.0) == [f"s0 stopped serving (s0: died: it is restarting); {_BACK}"]
-    assert (watched.server.has_hope, watched.server.node_id) == (True, "")
+    assert (watched.server.may_serve, watched.server.node_id) == (True, "")
     watched.calls.errors, watched.calls.runs["s0"] = {}, None
     assert watched.poll(4) == ["s0 serves again, from the next push on"]
     assert watched.methods[-3:] == ["start", "attach", "describe"]
@@ -117,9 +117,9 @@ def test_server_without_a_process_for_ten_minutes_has_no_hope() -> None:
     watched = Watched()
     watched.calls.errors = {"s0": AwayError("s0", "died")}
     watched.poll(300, each_s=2.0)
-    assert watched.server.has_hope
+    assert watched.server.may_serve
     watched.now = 605.0
-    assert not watched.server.has_hope
+    assert not watched.server.may_serve
 
 
 def test_silent_server_is_named_once_and_keeps_its_leases() -> None:

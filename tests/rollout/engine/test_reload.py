@@ -132,7 +132,7 @@ def lacking_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[str]], 
         record_metadata_for_reloading,
     )
 
-    from rollout.engine.weights.reload import lacking_parts
+    from rollout.engine.weights.reload import missing_parts
 
     alone = SimpleNamespace(world_size=1, rank_in_group=0)
     monkeypatch.setattr("vllm.distributed.parallel_state._TP", alone)
@@ -143,7 +143,7 @@ def lacking_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[str]], 
         record_metadata_for_reloading(model)
         initialize_layerwise_reload(model)
         model.load_weights(names)
-        found = lacking_parts(model, names)
+        found = missing_parts(model, names)
         finalize_layerwise_reload(model, SimpleNamespace(dtype=torch.float32))  # type: ignore[arg-type]
         return found
 
@@ -166,7 +166,7 @@ def test_a_part_is_missed_that_another_tower_has_under_the_same_ending(
 def test_other_numbered_experts_than_a_mixtures_are_not_counted_as_its(lacking: str | None) -> None:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
-    from rollout.engine.weights.reload import lacking_parts
+    from rollout.engine.weights.reload import missing_parts
 
     mixture: Any = RoutedExperts.__new__(RoutedExperts)
     nn.Module.__init__(mixture)
@@ -175,5 +175,5 @@ def test_other_numbered_experts_than_a_mixtures_are_not_counted_as_its(lacking: 
     names = [f"model.layers.0.mlp.experts.{number}.{kind}.weight" for number in range(8) for kind in kinds]
     names += [f"model.layers.0.self_attn.v_experts.{number}.weight" for number in range(4)]
 
-    found = lacking_parts(nn.ModuleList([mixture]), [name for name in names if name != lacking])
+    found = missing_parts(nn.ModuleList([mixture]), [name for name in names if name != lacking])
     assert found == ({lacking} if lacking else set())

@@ -87,12 +87,12 @@ def test_tensors_of_a_bucket_are_gathered_while_they_are_taken(monkeypatch: pyte
     monkeypatch.setattr("learner.models.weights.pushed._GATHERED_BYTES", 1)
     model, gathered = load_model(settings_of(folder_of("GPTNeoXConfig", tmp_path))), []
 
-    def whole_on_first(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gather_on_rank_0(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         gathered.extend(tensors)
         return tensors
 
     pushed = PushedWeights(
-        model, whole_on_first, lambda tensor: tuple(tensor.shape), dtype="float32", bucket_bytes=BUCKET_BYTES
+        model, gather_on_rank_0, lambda tensor: tuple(tensor.shape), dtype="float32", bucket_bytes=BUCKET_BYTES
     )
     buckets = pushed.buckets(is_sender=True)
     next(next(buckets))
