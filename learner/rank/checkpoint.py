@@ -143,7 +143,9 @@ def load_checkpoint(roles: Roles, checkpoint: Checkpoint, report: Report = no_re
 
 
 def _check_policy(policy: PolicyEngine, checkpoint: Checkpoint, report: Report) -> None:
-    if checkpoint.policy_form != policy.digest_form:
+    other = checkpoint.policy_form != policy.digest_form and dist.get_rank() == 0
+    # Rank 0 decides, because it computes the digest: other ranks' devices may differ, and all take part or none.
+    if first_problem("another form" if other else None) is not None:
         report("the policy's digest is not compared: the checkpoint has none, or one of another type or device")
         return
     found = policy.pushed_digest()

@@ -1,6 +1,7 @@
 """The most likely setting for a name that does not exist."""
 
 import difflib
+import re
 from collections.abc import Sequence
 
 # Setting -> its names in other trainers.
@@ -72,10 +73,21 @@ _REMOVED = {
 }
 
 
+def is_removed(name: str) -> bool:
+    """Return whether a dotted name is a setting of version 0.1 that this version does not have."""
+    return name in _REMOVED or re.fullmatch(r"rewards\.endpoints\.\d+\.shadow", name) is not None
+
+
+def removed_settings(names: Sequence[str]) -> str:
+    """Return the sentence about settings that this version does not have any more."""
+    which, them = ("does", "it") if len(names) == 1 else ("do", "them")
+    shadow = " A shadow endpoint is now one with weight 0." if any(name.endswith(".shadow") for name in names) else ""
+    text = f"settings: {', '.join(names)} {which} not exist any more; Sluice 0.1.0 reads {them}. Remove {them}."
+    return text + shadow
+
+
 def unknown_setting(name: str, known: Sequence[str]) -> str:
     """Return the sentence about a name that is not among the `known` dotted names, with the likeliest one."""
-    if name in _REMOVED and name not in known:
-        return f"settings: {name} does not exist any more. Remove it."
     if "." in name and name in known:
         section, key = name.split(".", 1)
         below = f"{section}: {{{key}: ..}}"

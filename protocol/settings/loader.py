@@ -18,9 +18,9 @@ from pydantic_settings.exceptions import SettingsError as UnparsableOption
 from protocol.disk.files import replace_file
 from protocol.errors import SettingsError
 from protocol.settings.algorithm import DEFAULT_RECIPE
-from protocol.settings.did_you_mean import unknown_setting
+from protocol.settings.did_you_mean import is_removed, removed_settings, unknown_setting
 from protocol.settings.section import Section
-from protocol.settings.settings import Settings
+from protocol.settings.settings import IS_SAVED, Settings
 from protocol.settings.yaml_file import read_yaml
 
 GIVEN = "given.yaml"  # given settings, in the folder of the resolved ones
@@ -35,15 +35,17 @@ def load_settings(config: Path | None, options: Sequence[str], folder: Path | No
     from_file = read_yaml(config) if config else {}
     from_options = _parse_options(options)
     _check_recipe_has_effect(config, from_file, from_options)
-    return _validate(_merge(from_file, from_options), folder)
+    return _validate(_merge(from_file, from_options), None if folder is None else {"folder": folder})
 
 
 def load_saved_settings(path: Path) -> Settings:
     """Return the resolved settings of a run folder. Settings that this version does not have are ignored.
 
+    Combinations are not checked: an earlier version allowed some that this one refuses.
+
     Raises: SettingsError when the file cannot be read.
     """
-    return _validate(_existing_fields(read_yaml(path), Settings), None)
+    return _validate(_existing_fields(read_yaml(path), Settings), {IS_SAVED: True})
 
 
 def names_own_run(options: Sequence[str]) -> bool:
@@ -106,9 +108,9 @@ class _Parser(argparse.ArgumentParser):
         raise SettingsError(f"settings: {message}. --help lists every setting.")
 
 
-def _validate(given: dict[str, Any], folder: Path | None) -> Settings:
+def _validate(given: dict[str, Any], context: dict[str, Any] | None) -> Settings:
     try:
-        return Settings.model_validate(given, context=None if folder is None else {"folder": folder})
+        return Settings.model_validate(given, context=context)
     except ValidationError as error:
         raise SettingsError(_explain(error)) from None
 
@@ -118,6 +120,8 @@ def _parse_options(options: Sequence[str]) -> dict[str, Any]:
     known = {name for name, _ in _flatten("", Settings().model_dump(mode="json"))} | set(Settings.model_fields)
     for option in options:
         if option.startswith("--") and (name := option[2:].partition("=")[0]) not in known:
+            if is_removed(name):
+                raise SettingsError(removed_settings([name]))
             # A key inside a map setting (--rollout.engine_args.seed) is not an option: maps are given as JSON.
             raise SettingsError(unknown_setting(name, sorted(known)))
     parser = _Parser(add_help=False, allow_abbrev=False)
@@ -198,9 +202,12 @@ def _flatten(prefix: str, value: Any, model: type[Section] | None = Settings) ->
 
 def _explain(error: ValidationError) -> str:
     lines = []
+    removed = []
     for problem in error.errors():
         name = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
+        if problem["type"] == "extra_forbidden" and is_removed(name):
+            removed.append(name)
+        elif problem["type"] == "extra_forbidden":
             known = [known_name for known_name, _ in _flatten("", Settings().model_dump(mode="json"))]
             lines.append(unknown_setting(name, known))
         elif problem["type"] == "value_error" and not name:
@@ -209,7 +216,7 @@ def _explain(error: ValidationError) -> str:
             value = "null" if problem["input"] is None else _without_secrets(repr(problem["input"]))
             message = _KINDS.get(problem["type"], problem["msg"]).removeprefix("Value error, ").rstrip(".")
             lines.append(f"settings: {name} = {value} is wrong: {message}.")
-    return "\n".join(lines)
+    return "\n".join(([removed_settings(removed)] if removed else []) + lines)
 
 
 def _without_secrets(value: str) -> str:

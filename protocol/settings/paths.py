@@ -18,9 +18,17 @@ _CODE_SUFFIX = ".py"
 
 
 def absolute_path(path: str, info: ValidationInfo) -> str:
-    """Return the absolute path, without following links. An empty path stays empty."""
+    """Return the absolute path, without following links. An empty path stays empty.
+
+    Raises: ValueError when `~` names a user that does not exist.
+    """
     folder = (info.context or {}).get("folder")
-    return str(Path(folder).resolve() / Path(path).expanduser()) if path and folder is not None else path
+    if not path or folder is None:
+        return path
+    try:
+        return str(Path(folder).resolve() / Path(path).expanduser())
+    except RuntimeError:
+        raise ValueError(f"{path} begins with the home of a user that this machine does not have") from None
 
 
 def environment_file(name: str) -> tuple[str, str] | None:

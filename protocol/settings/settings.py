@@ -6,7 +6,7 @@ Names follow the command line: `--learner.max_staleness 1`. Contradictions are r
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import ModelWrapValidatorHandler, model_validator
+from pydantic import ModelWrapValidatorHandler, ValidationInfo, model_validator
 
 from protocol.settings.algorithm import KlSettings, LossSettings, over_recipe
 from protocol.settings.checks import check_combinations
@@ -20,6 +20,9 @@ from protocol.settings.rollout import AgentsSettings, RolloutSettings, SamplingS
 from protocol.settings.run import ReportSettings, RunSettings, WeightsSettings
 from protocol.settings.section import Section
 from protocol.settings.tools import ToolsSettings
+
+# Key of the validation context for the settings of a run that began: their combinations are not checked.
+IS_SAVED = "is_saved"
 
 
 class Settings(Section):
@@ -67,6 +70,7 @@ class Settings(Section):
         return settings
 
     @model_validator(mode="after")
-    def _check_combinations(self) -> Self:
-        check_combinations(self)
+    def _check_combinations(self, info: ValidationInfo) -> Self:
+        if not (info.context or {}).get(IS_SAVED):
+            check_combinations(self)
         return self

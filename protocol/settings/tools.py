@@ -68,7 +68,8 @@ class McpServer(Section):
     @field_validator("folder")
     @classmethod
     def _make_absolute(cls, folder: str, info: ValidationInfo) -> str:
-        return absolute_path(folder or ".", info) if info.context and info.data.get("command") else folder
+        is_loading = (info.context or {}).get("folder") is not None
+        return absolute_path(folder or ".", info) if is_loading and info.data.get("command") else folder
 
     @field_validator("env")
     @classmethod

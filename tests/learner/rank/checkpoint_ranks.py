@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from learner.checkpoint.folder import newest_valid, seal
-from learner.checkpoint.manifest import MANIFEST
+from learner.checkpoint.manifest import MANIFEST, Checkpoint
 from learner.checkpoint.sealed_files import Report
 from learner.models.critic import CriticEngine
 from learner.models.micro_batch import make_micro_batch
@@ -167,6 +168,7 @@ class Saving:
         assert newest is not None
         roles = Roles(self.policy)
         found: dict[str, Any] = {"newest": newest.path.name, "loaded": load_checkpoint(roles, newest)}
+        found["on two kinds of devices"] = self.load_on_two_kinds_of_devices(roles, newest)
         dist.barrier()
         if dist.get_rank() == 0:
             change(STATE, f"weight/{WEIGHT_NAME}", newest.path)
@@ -179,6 +181,12 @@ class Saving:
             found["refused"] = f"{type(error).__name__}: {error}"
         found["latest"] = (self.run / "checkpoints" / "latest").resolve().name
         return found
+
+    def load_on_two_kinds_of_devices(self, roles: Roles, newest: Checkpoint) -> tuple[int, int]:
+        """Load a checkpoint where only rank 0 has the device that saved it."""
+        own = "float32, merged on another device" if dist.get_rank() else newest.policy_form
+        with mock.patch.object(PolicyEngine, "digest_form", own):
+            return load_checkpoint(roles, newest)
 
 
 def main(arguments: Sequence[str]) -> None:

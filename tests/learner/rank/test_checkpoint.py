@@ -80,6 +80,11 @@ def test_checkpoints_with_a_fault_get_no_name_and_the_newest_right_one_is_loaded
 
 
 @pytest.mark.parametrize("stage", STAGES)
+def test_ranks_with_other_devices_than_the_first_take_part_in_its_digest(found: Found, stage: int) -> None:
+    assert found[stage]["on two kinds of devices"] == (9, 9)
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_policy_with_another_digest_than_the_manifest_is_refused(found: Found, stage: int) -> None:
     assert re.match(
         r"RefusedCheckpointError: The checkpoint .*/step_000009 is refused: the policy has the digest [0-9a-f]{64} "

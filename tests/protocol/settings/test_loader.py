@@ -322,7 +322,23 @@ def test_saved_settings_of_an_earlier_version_are_read_without_what_was_removed(
     assert [endpoint.name for endpoint in settings.rewards.endpoints] == ["em"]
     assert (settings.learner.lr, settings.rollout.engine_args) == (0.5, {"seed": 1})
     assert refusal([], path) == (
-        "settings: rewards.endpoints.0.shadow does not exist. Did you mean rewards.endpoints?\n"
-        "settings: learner.sequence_parallel does not exist any more. Remove it.\n"
+        "settings: rewards.endpoints.0.shadow, learner.sequence_parallel do not exist any more; Sluice 0.1.0 reads "
+        "them. Remove them. A shadow endpoint is now one with weight 0.\n"
         "settings: other does not exist. --help lists every setting."
     )
+
+
+def test_option_that_was_removed_is_refused_with_the_version_that_reads_it() -> None:
+    assert refusal(["--rewards.shadow_wait_s", "5"]) == (
+        "settings: rewards.shadow_wait_s does not exist any more; Sluice 0.1.0 reads it. Remove it."
+    )
+
+
+def test_saved_settings_with_a_setting_that_the_algorithm_does_not_read_are_read(tmp_path: Path) -> None:
+    """An earlier version took them: its run folders have an audit and a report all the same."""
+    path = tmp_path / "settings.yaml"
+    path.write_text("learner: {gamma: 0.9}\ntools: {mcp: [{name: one, command: [server], folder: ''}]}\n")
+    settings = load_saved_settings(path)
+    assert (settings.learner.gamma, settings.tools.mcp[0].folder) == (0.9, "")
+    with pytest.raises(SettingsError, match=r"learner.gamma = 0.9 has no effect"):
+        load_settings(path, [])
