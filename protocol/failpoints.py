@@ -1,9 +1,8 @@
 """Points where tests crash a process, to check the state that a crash leaves.
 
 `failpoint(NAME)` is called at every point of saving, committing, restoring and pushing where a crash matters. It does
-nothing unless SLUICE_FAILPOINT was set when the process started (`tests/chaos/crash_points.py` and
-`tests/learner/checkpoint/test_crash_points.py` set it). `python -m learner.run` passes it to the coordinator and the
-learner ranks:
+nothing unless SLUICE_FAILPOINT is set at the first call. `python -m learner.run` passes the variable to the
+coordinator and the learner ranks:
 
     SLUICE_FAILPOINT=checkpoint.commit.renamed:kill      SIGKILL at the first pass
     SLUICE_FAILPOINT=ledger.commit.after:kill@40         SIGKILL at the 40th pass
@@ -18,8 +17,7 @@ import threading
 
 VARIABLE = "SLUICE_FAILPOINT"
 
-_EVERY = "every"
-# In the order of a checkpoint, a start from a checkpoint, a step's accounts, a weight push, a shared device's turns.
+# In the order of a checkpoint, a resume, a step's accounts, a weight push, a switch of a shared device.
 FAILPOINTS: tuple[str, ...] = (
     "checkpoint.begin.before",
     "checkpoint.begin.leftovers_removed",
@@ -78,14 +76,24 @@ FAILPOINTS: tuple[str, ...] = (
     "device_turn.models_parked",
     "device_turn.servers_awake",
 )
+_EVERY = "every"
 
 
 class FailpointError(RuntimeError):
     """The error of the action `raise`."""
 
 
+def failpoint(name: str) -> None:
+    """Act as SLUICE_FAILPOINT sets for this name.
+
+    Raises: FailpointError for the action `raise`; ValueError for a name that is not in FAILPOINTS, if one is set.
+    """
+    if (active := _active()) is not None:
+        active.pass_by(name)
+
+
 class _ActiveFailpoint:
-    """The process's failpoint, its action, and the pass at which it acts."""
+    """The process's failpoint, its action, and the pass at which it acts. Threads may share it."""
 
     def __init__(self, setting: str) -> None:
         self._name, _, action = setting.partition(":")
@@ -101,7 +109,7 @@ class _ActiveFailpoint:
         self._is_repeated = number == _EVERY
         if number and not self._is_repeated and not (number.isdecimal() and int(number)):
             raise ValueError(f"{VARIABLE} = {setting}: {number!r} is not the number of a pass, counted from 1.")
-        self._left = 1 if self._is_repeated else int(number or 1)
+        self._num_left = 1 if self._is_repeated else int(number or 1)
         self._lock = threading.Lock()
 
     def pass_by(self, name: str) -> None:
@@ -110,8 +118,8 @@ class _ActiveFailpoint:
         if name != self._name:
             return
         with self._lock:
-            self._left -= 1
-            is_due = self._left == 0
+            self._num_left -= 1
+            is_due = self._num_left == 0
         if is_due or self._is_repeated:
             self._act()
 
@@ -125,12 +133,3 @@ class _ActiveFailpoint:
 def _active() -> _ActiveFailpoint | None:
     """Return the environment's failpoint at the first call: a learner rank gets its environment after its imports."""
     return _ActiveFailpoint(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
-
-
-def failpoint(name: str) -> None:
-    """Act as SLUICE_FAILPOINT sets for this name.
-
-    Raises: FailpointError for the action `raise`; ValueError for a name that is not in FAILPOINTS, if one is set.
-    """
-    if (active := _active()) is not None:
-        active.pass_by(name)

@@ -13,19 +13,19 @@ from deploy.node.processes import has_ended
 from protocol.node.current_run import current_run
 from protocol.waits import until
 
-# Longest wait for a step, its checkpoint and a last evaluation; the run has its own limit, run.drain_s.
+# Longest wait for a step, its checkpoint and a last evaluation. The run has its own limit, run.drain_s.
 _DRAIN_S = 1800.0
-# The processes of a killed command end a moment later.
-_LAST_RUN_S = 20.0
+# Longest wait for the processes of a killed command, which end shortly after it.
+_SETTLE_S = 20.0
 _POLL_S = 0.2
 
 
 @dataclass(frozen=True)
 class AttachedRun:
-    """A run whose command still lives."""
+    """A run whose command is still running."""
 
     name: str  # empty until a rollout server knows the run
-    pid: int | None  # process of its command on this node; None: on another node
+    pid: int | None  # process of its command; None: it is on another node
 
     def __str__(self) -> str:
         if self.pid is None:
@@ -33,7 +33,7 @@ class AttachedRun:
         return f"the run {self.name} (process {self.pid})"
 
 
-def find_attached_run(timeout_s: float, settle_s: float = _LAST_RUN_S) -> AttachedRun | None:
+def find_attached_run(timeout_s: float, settle_s: float = _SETTLE_S) -> AttachedRun | None:
     """Return the run that uses this cluster.
 
     timeout_s: longest wait for the fleet. settle_s: longest wait for the end of a killed command's processes.
@@ -49,25 +49,26 @@ def find_attached_run(timeout_s: float, settle_s: float = _LAST_RUN_S) -> Attach
     return AttachedRun(names[0] if names else "", None)
 
 
-def end_run(run: AttachedRun, asker: str = "stop_cluster") -> None:
-    """End a run after its step; returns when it has saved and ended. asker: the command, for messages.
+def end_run(run: AttachedRun, command: str = "stop_cluster") -> None:
+    """End a run after its step; returns when it has saved and ended. command: the name that begins error messages.
 
     Raises: ClusterInUse when it runs elsewhere, or does not end.
     """
     if run.pid is None:
         raise ClusterInUse(
-            f"{asker}: {run} uses this cluster. End it there with Ctrl-C. deploy/stop_cluster.sh --now ends it too, "
+            f"{command}: {run} uses this cluster. End it there with Ctrl-C. deploy/stop_cluster.sh --now ends it too, "
             "and loses the steps after its last checkpoint."
         )
     try:
-        command = psutil.Process(run.pid)
-        command.terminate()
+        process = psutil.Process(run.pid)
+        process.terminate()
     except psutil.NoSuchProcess:
         return
     except psutil.AccessDenied:
-        raise ClusterInUse(f"{asker}: {run} belongs to another user, and only that user may end it.") from None
-    if not any(has_ended(command) for _ in until(_DRAIN_S, _POLL_S)):  # it is no child of this process
+        raise ClusterInUse(f"{command}: {run} belongs to another user, and only that user may end it.") from None
+    # Polled: only a parent can wait for a process, and this one is not the parent.
+    if not any(has_ended(process) for _ in until(_DRAIN_S, _POLL_S)):
         raise ClusterInUse(
-            f"{asker}: {run} has not ended within {_DRAIN_S:g} s of SIGTERM. See its output. deploy/stop_cluster.sh "
+            f"{command}: {run} has not ended within {_DRAIN_S:g} s of SIGTERM. See its output. deploy/stop_cluster.sh "
             "--now ends it, and loses the steps after its last checkpoint."
         )

@@ -12,7 +12,7 @@ _CONNECT_S = 2.0
 
 
 class ClusterInUse(OperatorError):
-    """A run uses the cluster, and the command would end it: nothing is done."""
+    """A run uses the cluster, so the command changes nothing."""
 
 
 def known_cluster() -> ClusterState | None:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from deploy.cluster.options import LOOPBACK, StartOptions
 from deploy.node.home import Home
-from deploy.node.processes import MARK, end, family, find_marked, last_lines
+from deploy.node.processes import MARK, end, family, find_own_processes, last_lines
 from protocol.addresses import PORTS_VARIABLE
 from protocol.errors import OperatorError
 from protocol.http.listen import bind
@@ -107,7 +107,7 @@ def await_ray(starting: "subprocess.Popen[bytes]", home: Home, options: StartOpt
 def ray_processes(home: Home) -> list[psutil.Process]:
     """Return this cluster's Ray processes on this node, and all that they started."""
     folders = _ray_folders(home)
-    return family(find_marked(lambda process: any(_belongs(process, folder) for folder in folders)))
+    return family(find_own_processes(lambda process: any(_belongs(process, folder) for folder in folders)))
 
 
 def end_ray(home: Home) -> None:

@@ -18,6 +18,7 @@ MARK = "SLUICE_CLUSTER_FOLDER"
 
 _TERM_S = 10.0
 _KILL_S = 5.0
+_SAME_START_S = 0.05  # psutil computes a start time from clock ticks of 0.01 s
 _SHM = "/dev/shm/"  # noqa: S108  # where shared memory is, not a temporary file of ours
 
 
@@ -32,15 +33,15 @@ def launch(
 ) -> ProcessRecord:
     """Start a process that outlives this one; `log` then holds its output alone. Returns its record.
 
-    code: digest of its code. environment: its whole environment. folder: its working folder.
-    Raises: OperatorError when the log or the process cannot be made. A command that is not found ends at once.
+    code: digest of the program's code. environment: all its variables. folder: its working folder.
+    Raises: OperatorError when the log cannot be written or the shell does not start. An unknown command ends at once.
     """
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     except OSError as error:
         raise OperatorError(f"{name}: its log {log} cannot be written: {error.strerror}.") from None
-    # A shell starts it and ends, so that it is no child of this process: children of Ray's workers end with them, and
-    # a child that its parent does not wait for stays a zombie.
+    # A shell starts it and ends, so that it is not a child of this process. Children of Ray's workers end with them,
+    # and a child that its parent does not wait for stays a zombie.
     detached = f'"$@" </dev/null >&{descriptor} 2>&{descriptor} {descriptor}>&- & echo $!'
     try:
         started = subprocess.run(  # noqa: S603  # the user's command; the shell's text is ours
@@ -75,7 +76,7 @@ def find(record: ProcessRecord) -> psutil.Process | None:
     """Return the recorded process; None when it ended, even if another process has its pid now."""
     try:
         process = psutil.Process(record.pid)
-        is_same = record.is_still(process.create_time(), 0.05)
+        is_same = record.is_still(process.create_time(), _SAME_START_S)
         return process if is_same and process.status() != psutil.STATUS_ZOMBIE else None
     except psutil.NoSuchProcess:
         return None
@@ -85,7 +86,7 @@ def has_ended(process: psutil.Process) -> bool:
     """Return whether a process is gone, or a zombie."""
     try:
         return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:  # it ended between the two
+    except psutil.NoSuchProcess:  # it ended between the two calls
         return True
 
 
@@ -102,12 +103,12 @@ def family(roots: Iterable[psutil.Process]) -> list[psutil.Process]:
     return list(found.values())
 
 
-def find_marked(is_ours: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
-    """Return this user's running processes for which `is_ours` is true."""
+def find_own_processes(matches: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+    """Return this user's running processes for which `matches` is true, without the calling process."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.uids().real == os.getuid() and process.status() != psutil.STATUS_ZOMBIE and is_ours(process):
+            if process.uids().real == os.getuid() and process.status() != psutil.STATUS_ZOMBIE and matches(process):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
             continue
@@ -138,7 +139,8 @@ def check_port(service: str, host: str, port: int, flag: str) -> None:
         bind(service, host, 0).close()
     except OperatorError:
         raise OperatorError(
-            f"{host}, wanted by the {service}, is no address of this machine. `ip -brief address` lists those it has."
+            f"{host}, wanted by the {service}, is not an address of this machine. "
+            "`ip -brief address` lists its addresses."
         ) from None
     try:
         bind(service, host, port).close()

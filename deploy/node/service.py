@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from deploy.node.processes import end, find, find_marked, last_lines, launch
+from deploy.node.processes import end, find, find_own_processes, last_lines, launch
 from protocol.errors import OperatorError
 from protocol.http.bearer import read_token
 from protocol.node.home import ProcessRecord
@@ -146,7 +146,7 @@ class WatchedService:
         if session is None or psutil.pid_exists(session):
             return
         with contextlib.suppress(OperatorError):  # a process that cannot be ended holds its port: the start reports it
-            end(find_marked(lambda process: os.getsid(process.pid) == session), _TERM_S)
+            end(find_own_processes(lambda process: os.getsid(process.pid) == session), _TERM_S)
 
 
 def await_healthy(record: ProcessRecord, token_file: Path, timeout_s: float) -> None:

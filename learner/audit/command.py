@@ -22,7 +22,7 @@ from protocol.errors import OperatorError
 _MAX_DEAD_LETTERS = 50
 _ABOUT = """\
 Prove from the ledger, the checkpoints and metrics.jsonl that every prompt was trained exactly once or skipped with a
-reason, or name what broke it. Also lists dead letters, wasted tokens by reason, and attempts and skips by answer
+reason, or report each breach. Also lists dead letters, wasted tokens by reason, and attempts and skips by answer
 length. Reads only; the run may be running."""
 
 
@@ -95,7 +95,7 @@ def _dead_letter_table(letters: Sequence[DeadLetter]) -> Table:
 
 def _token_table(tokens: Sequence[Tokens]) -> Table:
     table = Table("model tokens", title="Tokens: trained, and wasted by reason", title_justify="left")
-    for column in ("trajectories", "tokens", "share", "tokens of one"):
+    for column in ("trajectories", "tokens", "share", "tokens each"):
         table.add_column(column, justify="right")
     total = sum(t.num_tokens for t in tokens) or 1
     for t in tokens:
@@ -111,11 +111,11 @@ def _token_table(tokens: Sequence[Tokens]) -> Table:
 
 def _decile_table(deciles: Sequence[Decile]) -> Table:
     table = Table("answer tokens", title="Attempts and skips by length of the answers", title_justify="left")
-    for column in ("prompts", "leases of one", "leased again", "skipped"):
+    for column in ("prompts", "leases each", "leased again", "skipped"):
         table.add_column(column, justify="right")
     for decile in deciles:
         table.add_row(
-            "not known" if decile.shortest is None else f"{decile.shortest:.0f} to {decile.longest:.0f}",
+            "unknown" if decile.shortest is None else f"{decile.shortest:.0f} to {decile.longest:.0f}",
             f"{decile.num_prompts:,}",
             f"{decile.attempts_mean:.3f}",
             f"{decile.num_retried:,} ({decile.num_retried / decile.num_prompts:.1%})",

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from learner.cluster.cluster_end import cluster_end
+from learner.cluster.cluster_loss import describe_cluster_loss
 from learner.plan.processes import Node
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.home import ClusterState
@@ -45,7 +45,7 @@ def connect(cluster: ClusterState) -> Iterator[None]:
         yield
     finally:
         # Checked first: Ray would wait a minute to disconnect from a lost cluster.
-        if cluster_end(cluster) is None:
+        if describe_cluster_loss(cluster) is None:
             ray.shutdown()
 
 

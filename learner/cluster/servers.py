@@ -15,6 +15,9 @@ from protocol.ray_calls import NAMESPACE
 from protocol.settings.run_spec import EngineRequest, RunSpec
 from protocol.weights.controls import FIRST_TURN, VERBS, learner_name
 
+_CALL_S = 120.0
+_DETACH_S = 10.0
+
 
 def ensure_servers(engine: EngineRequest, planned: Processes, may_be_late: bool = False) -> Any:
     """Ask the fleet for warm or new rollout servers; return a reference to a list of `deploy.fleet.fleet.ServerInfo`.
@@ -32,27 +35,30 @@ def shared_retrievers(servers: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def attach_servers(names: Sequence[str], spec: RunSpec) -> dict[str, dict[str, Any]]:
-    """Attach the servers to the run; return each one's answer: `content_hash`, the digest of its search index ("": it
-    has none, or reports none), and `base_url`, the address for agents, if the run has agents. Raises: the first error.
+    """Attach the servers to the run; return each server's reply by name.
+
+    A reply has `content_hash`, the digest of the server's search index ("" if unknown), and in a run with agents
+    `base_url`, their address. Blocks up to 120 s per server. Raises: the first error.
     """
     body = spec.model_dump(mode="json")
-    asked = [(name, server(name).attach.remote(body)) for name in names]
-    return {name: call(reference, name, 120.0)["run"] for name, reference in asked}
+    references = {name: server(name).attach.remote(body) for name in names}
+    return {name: call(reference, name, _CALL_S)["run"] for name, reference in references.items()}
 
 
 def put_to_sleep(names: Sequence[str], spec: RunSpec) -> None:
-    """Have the servers free their devices. Raises: the first error."""
+    """Make the servers free their devices. Blocks up to 120 s per server. Raises: the first error."""
     attempt = (learner_name(spec.run_id, spec.incarnation), FIRST_TURN)
-    asked = [(name, server(name).sleep.remote(attempt)) for name in names]
-    for name, reference in asked:
-        call(reference, name, 120.0)
+    references = {name: server(name).sleep.remote(attempt) for name in names}
+    for name, reference in references.items():
+        call(reference, name, _CALL_S)
 
 
 def detach_servers(names: Sequence[str]) -> None:
     """Detach the servers, which stay warm; ignore one that does not answer."""
     with contextlib.suppress(RayError):
         references = [server(name).detach.remote() for name in names if is_alive(name)]
-        ray.wait(references, num_returns=len(references), timeout=10.0) if references else None
+        if references:
+            ray.wait(references, num_returns=len(references), timeout=_DETACH_S)
 
 
 def server(name: str) -> Any:
@@ -81,7 +87,7 @@ class ServerCalls:
         push_to: Callable[[tuple[str, ...]], Any],
         plan: Callable[[int], Processes],
     ) -> None:
-        """engine: of every server. push_to: has rank 0 push weights to these servers from now on.
+        """engine: start options of every server. push_to: makes rank 0 push weights to these servers from now on.
 
         plan: returns the places of a number of servers; raises OperatorError when they do not fit.
         """
@@ -91,34 +97,34 @@ class ServerCalls:
         self._coordinator = coordinator
 
     def ask(self, name: str, method: str, *arguments: Any) -> Any:
-        """Return a reference to a server's answer."""
+        """Call a server's method; return a reference to the reply."""
         if method == "start":  # Ray may have restarted its process on a node that lacks the model's files
             arguments = (self._engine.files,)
         return getattr(server(name), method).remote(*arguments)
 
     def is_done(self, reference: Any) -> bool:
-        """Return whether the answer or an error is there."""
+        """Return whether the reply or an error has arrived."""
         return is_done(reference)
 
     def result(self, reference: Any, name: str) -> Any:
-        """Return the answer. Raises: the server's or the fleet's error; NeighbourError when it died."""
+        """Return the reply. Raises: the server's or the fleet's error; NeighbourError when it died."""
         return call(reference, name)
 
     def add(self, planned: Processes, nodes: Sequence[str]) -> Any:
-        """Have the fleet start a server on each node; return a reference to a list of `ServerInfo`."""
+        """Make the fleet start a server on each node; return a reference to a list of `ServerInfo`."""
         engine, resources = self._engine.model_dump(), dict(planned.resources)
         return find_fleet().add.remote(engine, list(nodes), planned.num_gpus, resources)
 
     def remove(self, name: str) -> Any:
-        """Have the fleet end a server; return a reference."""
+        """Make the fleet stop a server; return a reference."""
         return find_fleet().remove.remote(name)
 
     def lose(self, name: str, reason: str) -> None:
-        """Have the coordinator take back the leases of a server that died."""
+        """Make the coordinator recall the leases of a crashed server."""
         self._coordinator.lose_server.remote(name, reason)
 
     def release(self, name: str, reason: str) -> None:
-        """Have the coordinator lease the samples of a removed server to others."""
+        """Make the coordinator lease the samples of a removed server to other servers."""
         self._coordinator.release_server.remote(name, reason)
 
 
@@ -137,5 +143,6 @@ def _forward(verb: str) -> Callable[..., Coroutine[Any, Any, Any]]:
     return call
 
 
+# One loop over the protocol's list: a method that is added to `ServerControls` needs no change here.
 for _verb in VERBS:
     setattr(RayServer, _verb, _forward(_verb))

@@ -298,7 +298,7 @@ def _begin_rewards(ledger: Ledger, settings: Settings, from_step: int, incarnati
 
 def _attach_features(settings: Settings, source: PromptSource, groups: OpenGroups, accounts: Accounts) -> None:
     """Attach the optional features that only listen: each is one file, and one line here."""
-    groups.on_wasted.append(accounts.ledger.waste)
+    groups.on_wasted.append(accounts.ledger.add_waste)
     if settings.filter.dynamic_sampling:
         ScoreFilter(settings, groups, accounts.tally).attach()
     if settings.data.curriculum.is_on:

@@ -22,15 +22,15 @@ from protocol.wire.trajectory import TrajectoryFacts
 HELD_LINE = "held_line"
 # Beginning of the reason of a group that was skipped with its step.
 NOT_APPLIED = "step not applied: "
-# In `meta`: the first step, and the first start, that the present reward endpoints score; absent: all.
+# In `meta`: the first step, and the first start, that the current reward endpoints score; absent: all.
 REWARDS_SINCE_STEP, REWARDS_SINCE_START = "rewards_since_step", "rewards_since_start"
-# In `failures` of earlier versions: a death of a server that did not count against the sample any more.
+# Boundary in ledgers of earlier versions: a crash of a server that did not count as the sample's failure.
 _SURVIVED = "server, survived"
 
 
 @dataclass(frozen=True)
 class LeasedPrompt:
-    """A prompt that an earlier start leased and did not train: it is leased first."""
+    """A prompt that an earlier start leased and did not train; the next start leases it first."""
 
     group: str  # name of its group
     epoch: int  # pass over the data
@@ -61,8 +61,8 @@ class Ledger:
     def begin_incarnation(self, policy_version: int) -> int:
         """Return the number of this start of the run, from 1, and record the version of its weights.
 
-        A file next to the ledger has the number too. A resume restores the checkpoint's ledger with its old number; the
-        next start would reuse the number of a start whose messages may still arrive.
+        A file next to the ledger also has the number. A resume restores the checkpoint's ledger with its old number.
+        The next start would then reuse the number of a start whose messages may still arrive.
         """
         known = [int(self.meta("incarnation") or 0)]
         if self._incarnations.exists():
@@ -140,7 +140,7 @@ class Ledger:
                 'FROM trajectories WHERE "group" = ?',
                 (now, prompt.group),
             )
-            self.forget_trajectories(prompt.group)
+            self.delete_trajectories(prompt.group)
         self._change(
             f"UPDATE prompts SET state = 'pending', step = NULL, changed_at = ? "  # noqa: S608
             f"WHERE {UNFINISHED} AND state != 'pending'",
@@ -156,8 +156,8 @@ class Ledger:
             (group, epoch, uid, position, server, attempt, time.time()),
         )
 
-    def leave_out(self, group: str, epoch: int, uid: str, position: int, reason: str) -> None:
-        """Record that a prompt is left out of an epoch."""
+    def add_skipped(self, group: str, epoch: int, uid: str, position: int, reason: str) -> None:
+        """Record a prompt that an epoch skips."""
         self._change(
             "INSERT INTO prompts VALUES (?, ?, ?, ?, 'skipped', NULL, 0, NULL, ?, ?) ON CONFLICT DO NOTHING",
             (group, epoch, uid, position, reason, time.time()),
@@ -166,8 +166,7 @@ class Ledger:
     def scores_of(self, group: str) -> list[tuple[float, dict[str, float]]]:
         """Return score and the reward's parts of each sample of a trained or skipped group, in the order of samples.
 
-        A sample without a score has its reward in place of one. Samples that earlier reward endpoints scored are left
-        out.
+        A sample without a score has its reward instead. Samples that earlier reward endpoints scored are excluded.
         """
         rows = self._db.execute(
             "SELECT COALESCE(t.reward_score, t.reward), t.reward_parts FROM trajectories AS t "
@@ -188,17 +187,20 @@ class Ledger:
 
     def add_trajectory(self, facts: TrajectoryFacts) -> None:
         self._change(
-            f"INSERT OR REPLACE INTO trajectories VALUES ({', '.join('?' * 21)})",  # noqa: S608
+            'INSERT OR REPLACE INTO trajectories ("group", sample_index, attempt, incarnation, kind, is_greedy, '
+            "server, reward, reward_parts, num_tokens, num_model_tokens, num_turns, finish, oldest_version, "
+            "newest_version, started_at, finished_at, received_at, reward_score) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 facts.group, facts.sample_index, facts.attempt, facts.incarnation, facts.kind, facts.is_greedy,
                 facts.server, facts.reward, json.dumps(facts.reward_parts), facts.num_tokens, facts.num_model_tokens,
-                facts.num_turns, facts.finish, facts.oldest_version, facts.newest_version, None, None,
-                facts.started_at, facts.finished_at, time.time(), facts.reward_score,
+                facts.num_turns, facts.finish, facts.oldest_version, facts.newest_version, facts.started_at,
+                facts.finished_at, time.time(), facts.reward_score,
             ),
         )  # fmt: skip
 
-    def forget_trajectories(self, group: str) -> None:
-        """Drop the trajectories of a group whose samples are made again."""
+    def delete_trajectories(self, group: str) -> None:
+        """Delete the trajectories of a group whose samples are generated again."""
         self._change('DELETE FROM trajectories WHERE "group" = ?', (group,))
 
     def mark_trained(self, groups: Sequence[str], step: int, policy_version: int) -> None:
@@ -210,15 +212,15 @@ class Ledger:
                 (step, policy_version, group),
             )
 
-    def fail(self, group: str, sample_index: int, attempt: int, server: str, boundary: str, detail: str) -> None:
+    def add_failure(self, group: str, sample_index: int, attempt: int, server: str, boundary: str, detail: str) -> None:
         """Record a failure of a sample. boundary: "server" when its server died."""
         self._change(
             "INSERT INTO failures VALUES (?, ?, ?, ?, ?, ?, ?)",
             (group, sample_index, attempt, server, boundary, detail, time.time()),
         )
 
-    def waste(self, group: str, sample_index: int, attempt: int, reason: str, num_tokens: int) -> None:
-        """Count model tokens that are not trained.
+    def add_waste(self, group: str, sample_index: int, attempt: int, reason: str, num_tokens: int) -> None:
+        """Record model tokens that are not trained.
 
         reason: stale, duplicate, lineage, unknown, rejected, restart, failed, filtered or endpoints.
         """

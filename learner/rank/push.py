@@ -77,10 +77,10 @@ class RankPusher:
         if self._controls.keys() == set(wanted):
             self._names = wanted
 
-    def leave_out(self, absent: Sequence[str]) -> None:
-        """Push to all servers but these from now on."""
+    def set_absent(self, absent: Sequence[str]) -> None:
+        """Skip exactly these servers from now on."""
         if self._pusher is not None:
-            self._pusher.leave_out(absent)
+            self._pusher.set_absent(absent)
 
     def push(self, version: int) -> PushReport | None:
         """Push the current weights to every server under this version; returns the report on rank 0.

@@ -87,13 +87,13 @@ class Trainer:
         limit_s = settings.learner.batch_timeout_s
         while (answer := self._coordinator.next_batch(step, self._rank, limit_s)) is None:
             limit_s = settings.learner.batch_timeout_s - (time.monotonic() - started)
-            self._pusher.leave_out([])
+            self._pusher.set_absent([])
             self._push()
             # The run's command starts a crashed server on a shared device in this phase only.
             self._set_phase(waiting)
         if isinstance(answer, str):
             return answer
-        self._pusher.leave_out(answer[0].absent)
+        self._pusher.set_absent(answer[0].absent)
         return Share(*answer, wait_s=time.monotonic() - started)
 
     def _take_step(self, share: Share) -> tuple[StepOutcome, dict[str, float]]:

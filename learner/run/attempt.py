@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from learner.cluster import fleet, processes, ray_door, servers
-from learner.cluster.cluster_end import check_cluster
+from learner.cluster.cluster_loss import check_cluster
 from learner.rank.process import WAITING_FOR_BATCH, RunPlace
 from learner.run.await_plan import StoppedAtStart, await_nodes, plan_run, plan_servers
 from learner.run.drain import NodeDrain, RanksMustMove

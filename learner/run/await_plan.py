@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from learner.cluster import ray_door
-from learner.cluster.cluster_end import check_cluster
+from learner.cluster.cluster_loss import check_cluster
 from learner.plan.topology import place_servers, plan_topology
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.ray_nodes import drained_nodes

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from learner.checkpoint.manifest import RefusedCheckpointError
-from learner.cluster.cluster_end import cluster_end
+from learner.cluster.cluster_loss import describe_cluster_loss
 from learner.live.view import LiveView
 from learner.report.write import write_report
 from learner.run.checks.preflight import CheckedRun
@@ -48,8 +48,8 @@ def drive(checked: CheckedRun) -> int:
     new folder; one that failed later has its report.
     """
     cluster = read_cluster()
-    if (end := cluster_end(cluster)) is not None:
-        raise OperatorError(f"{end}. Start the cluster with deploy/start_cluster.sh.")
+    if (loss := describe_cluster_loss(cluster)) is not None:
+        raise OperatorError(f"{loss}. Start the cluster with deploy/start_cluster.sh.")
     start, settings, progress = checked.start, checked.settings, _Progress()
     os.environ |= cluster.ray_environment()
     from learner.cluster import ray_door
@@ -112,8 +112,8 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
             start = _restart(context, start, error)
             continue
         except NeighbourError as error:
-            if (gone := cluster_end(context.cluster)) is not None:
-                raise _cluster_ended(gone, start) from error
+            if (loss := describe_cluster_loss(context.cluster)) is not None:
+                raise _cluster_ended(loss, start) from error
             num_restarts = 1 if attempt.step > furthest else num_restarts + 1
             furthest = max(furthest, attempt.step)
             if num_restarts > _max_restarts(context, start, progress):
@@ -154,18 +154,18 @@ def _finish_copies(context: "RunContext") -> str:
     return f" {missing}" if missing else ""
 
 
-def _cluster_ended(gone: str, start: RunStart) -> OperatorError:
+def _cluster_ended(loss: str, start: RunStart) -> OperatorError:
     """Return the error of a run whose cluster is gone."""
     saved = plan_restart(start).step
     return OperatorError(
-        f"The cluster was stopped, or died, during the run: {gone}. Start it with deploy/start_cluster.sh and give "
+        f"The cluster was stopped, or died, during the run: {loss}. Start it with deploy/start_cluster.sh and give "
         f"this command again: the run resumes from {f'the checkpoint of step {saved}' if saved else 'its start'}."
     )
 
 
 def _end_attempt(attempt: "RunAttempt") -> None:
     """End an attempt after an error, which the caller raises: an error here must not hide it."""
-    if cluster_end(attempt.context.cluster) is not None:
+    if describe_cluster_loss(attempt.context.cluster) is not None:
         return  # each call would wait a minute for the lost cluster
     with contextlib.suppress(NeighbourError, OperatorError):
         attempt.detach_servers()

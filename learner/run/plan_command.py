@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from learner.cluster.cluster_end import cluster_end
+from learner.cluster.cluster_loss import describe_cluster_loss
 from learner.disk.model_folder import count_parameters
 from learner.plan.described import ModelShape, described_nodes, described_size, read_description
 from learner.plan.memory import Sizes, read_sizes
@@ -79,7 +79,7 @@ def _find_nodes() -> Sequence[Node] | None:
         cluster = read_cluster()
     except OperatorError:
         return None
-    if cluster_end(cluster) is not None:
+    if describe_cluster_loss(cluster) is not None:
         return None
     os.environ |= cluster.ray_environment()
     from learner.cluster import ray_door

@@ -19,7 +19,7 @@ Each state is a call to every server of a link (`learner.weights.link`), all lin
 
 Over gloo a server generates until state 4. Without a second copy of the weights it pauses from state 2 on.
 
-A server with a fault is leased nothing. It joins again in the background, and no push waits for that.
+A server with a fault gets no leases. It joins again in the background, and no push waits for that.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Judge = Callable[[str, list[float]], str | None]
-"""(server name, its logprobs of the probe) -> what is wrong with them, None when nothing is."""
+"""(server name, its logprobs of the probe) -> the reason to reject them; None: accepted."""
 DeviceTurn = Literal["sleep", "wake"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _NOT_JOINED = Fault("it has not joined the weight group", is_own=False)
-_LATE = Fault("it joined while this push was under way, and takes the next one", is_own=False)
+_LATE = Fault("it joined while this push was under way, and receives the next one", is_own=False)
 _ABSENT = Fault("the coordinator has no connection to it")
-_BROKEN_OFF = Fault("the learner broke the push off", is_own=False)
+_ABORTED = Fault("the learner aborted the push", is_own=False)
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,14 @@ class PushReport:
     num_bytes: int  # bytes of all buckets, padding included
     digest: str  # digest of everything that was sent
     synced: tuple[str, ...]  # names of the servers that have the version
-    failed: dict[str, str]  # server name -> why it has not
+    failed: dict[str, str]  # server name -> reason of its failure
 
 
 class WeightPusher:
-    """Owns the links to the servers and an event loop in a thread. faults: of servers without the current version."""
+    """Owns the links to the servers and an event loop in a thread.
+
+    faults: the reason of every server that does not serve the current version, by name.
+    """
 
     def __init__(
         self,
@@ -112,14 +115,14 @@ class WeightPusher:
         groups = [list(servers)] if self._shares_group else [[server] for server in servers]
         self._run(self._change_links([group for group in groups if group]))
 
-    def leave_out(self, absent: Collection[str]) -> None:
-        """Do not call these servers until this is called without them: each would cost a deadline."""
-        self._run(self._leave_out(frozenset(absent)))
+    def set_absent(self, absent: Collection[str]) -> None:
+        """Skip exactly these servers from now on: a call to an unreachable server would wait for its deadline."""
+        self._run(self._set_absent(frozenset(absent)))
 
     def push(
         self, version: int, plan: Sequence[Bucket], gathered: Iterator[Iterable[tuple[str, Tensor]]]
     ) -> PushReport:
-        """Give all servers the gathered tensors as policy version `version`.
+        """Send the gathered tensors to all servers as policy version `version`.
 
         gathered: each bucket's tensors by name, in the plan's order; they are cast to the plan's dtypes.
         Blocks until every server is synced or has a fault, at most `deadline_s` for each state.
@@ -143,13 +146,13 @@ class WeightPusher:
             self._run(feeds.put(digest.hexdigest()))
             pauses = self._run(_pauses(pushes))
         except BaseException:
-            self._run(self._break_off(links, pushes))
+            self._run(self._abort(links, pushes))
             raise
         failed = {name: fault.reason for name, fault in self.faults.items()}
         self._run(self._rejoin_failed())
         if failed:
             _log.warning(
-                'weight push incomplete  version=%d failed=%r consequence="they are leased nothing"', version, failed
+                'weight push incomplete  version=%d failed=%r consequence="they get no leases"', version, failed
             )
         return PushReport(
             push_s=time.perf_counter() - start,
@@ -177,7 +180,7 @@ class WeightPusher:
         return self._run(self._switch_all(present, turn, next(self._turns)))
 
     def close(self) -> None:
-        """Leave all groups and stop; servers with intact weights continue to generate."""
+        """Leave all weight groups and stop. Servers with intact weights continue to generate."""
         self._run(_all([link.leave() for link in self._links]))
         self._run(_cancel_other_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -229,7 +232,7 @@ class WeightPusher:
                 self._joining[link] = asyncio.create_task(self._join(link))
         self._joining = {link: task for link, task in self._joining.items() if not task.done()}
 
-    async def _leave_out(self, absent: frozenset[str]) -> None:
+    async def _set_absent(self, absent: frozenset[str]) -> None:
         self._absent = absent
         await self._add_faults(dict.fromkeys(absent & self._names(), _ABSENT))
 
@@ -288,13 +291,13 @@ class WeightPusher:
             self.faults |= error.faults
             return None
 
-    async def _break_off(self, links: Sequence[WeightLink], pushes: Sequence[_Push]) -> None:
+    async def _abort(self, links: Sequence[WeightLink], pushes: Sequence[_Push]) -> None:
         for push, _ in pushes:
             push.cancel()
         await asyncio.gather(*(push for push, _ in pushes), return_exceptions=True)
         for link in links:
             if not link.is_joined:
-                self.faults |= {name: self.faults.get(name, _BROKEN_OFF) for name in link.names}
+                self.faults |= {name: self.faults.get(name, _ABORTED) for name in link.names}
 
     async def _verify_all(
         self, synced: Sequence[tuple[ServerControls, Attempt]], version: int, tokens: list[int], judge: Judge
@@ -329,7 +332,7 @@ class WeightPusher:
         faults = {name: replace(fault, is_own=True) for name, fault in faults.items()}
         await self._add_faults(faults)
         for fault in faults.values():
-            _log.warning('weight push: %s  consequence="it serves nothing until a good push"', fault.reason)
+            _log.warning('weight push: %s  consequence="it gets no leases until a push succeeds"', fault.reason)
         return {name: fault.reason for name, fault in faults.items()}
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -354,7 +357,7 @@ async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException
 
 async def _cancel_other_tasks() -> None:
     """Cancel calls that still wait for hanging servers."""
-    rest = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in rest:
+    remaining = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in remaining:
         task.cancel()
-    await asyncio.gather(*rest, return_exceptions=True)
+    await asyncio.gather(*remaining, return_exceptions=True)

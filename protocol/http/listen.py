@@ -9,10 +9,14 @@ from protocol.addresses import family_of, with_port
 from protocol.errors import OperatorError
 
 
+class PortTakenError(OperatorError):
+    """Another process listens on the port."""
+
+
 def bind(service: str, host: str, port: int) -> socket.socket:
     """Return a socket bound to host and port, not yet listening. Port 0 takes a free port.
 
-    Raises: OperatorError when the address is in use, not allowed or not of this machine.
+    Raises: PortTakenError when the port is in use; OperatorError for an address that is not allowed or of another host.
     """
     bound = socket.socket(family_of(host), socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -20,12 +24,13 @@ def bind(service: str, host: str, port: int) -> socket.socket:
         bound.bind((host, port))
     except (OSError, OverflowError) as error:
         bound.close()
-        number = getattr(error, "errno", None)
-        if number == errno.EADDRINUSE:
-            advice = f"port {port} of {host} is taken. Stop that process, or choose another --port."
-        else:
-            advice = f"cannot listen on {host} port {port} ({error}). Choose another --host or --port."
-        raise OperatorError(f"{service}: {advice}") from None
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            raise PortTakenError(
+                f"{service}: port {port} of {host} is taken. Stop that process, or choose another --port."
+            ) from None
+        raise OperatorError(
+            f"{service}: cannot listen on {host} port {port} ({error}). Choose another --host or --port."
+        ) from None
     return bound
 
 

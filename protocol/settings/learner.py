@@ -2,12 +2,7 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import (
-    Field,
-    PositiveFloat,
-    model_validator,
-)
-from pydantic.types import NonNegativeFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from protocol.settings.algorithm import AlgorithmSettings
 from protocol.settings.section import Count, CountAboveZero, Fraction, Seconds, StoreUrl, ZeroStage

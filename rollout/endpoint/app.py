@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 from protocol.errors import OperatorError
 from protocol.http.app import BodyTimeoutError, BodyTooLargeError, make_app, read_body
 from protocol.http.bodies import BodyError, read_request
-from protocol.http.listen import bind
+from protocol.http.listen import PortTakenError, bind
 from rollout.endpoint.answering import AnswerForm, answer
 from rollout.endpoint.answers import chat_answer, chat_events, text_answer, text_events
 from rollout.endpoint.rendering import Rendering, TurnRequest
@@ -58,14 +58,14 @@ def make_endpoint_app(sessions: Sessions, rendering: Rendering, base_url: str) -
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket on the first free port from `port` on; 0: any free port.
 
-    Raises: OperatorError when no port is free, or the host is not of this machine.
+    Raises: OperatorError when no port is free, or the host is not an address of this machine.
     """
     last = min(port + _NUM_PORTS - 1, 65535) if port else 0
     for number in range(port, last + 1):
         try:
             return bind("agents", host, number)
         except OperatorError as error:
-            if number == last or "is taken" not in str(error):
+            if number == last or not isinstance(error, PortTakenError):
                 raise OperatorError(f"settings: agents.host = {host}, agents.port = {port}: {error}") from None
     raise AssertionError("no port was tried")
 
@@ -98,7 +98,7 @@ class EndpointServer:
 
 
 class _Server(uvicorn.Server):
-    """Leaves the process's signals alone."""
+    """Does not install uvicorn's signal handlers: the rollout server has its own."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -178,8 +178,10 @@ async def _read_raw(request: Request) -> bytes:
 
 def _request_id(request: Request, raw: bytes) -> RequestId:
     digest = hashlib.blake2b(request.url.path.encode() + b"\0" + raw, digest_size=16).digest()
-    times = request.headers.get("x-stainless-retry-count", "0")
-    return RequestId(digest, request.headers.get("idempotency-key"), is_retry=times.isdecimal() and int(times) > 0)
+    num_retries = request.headers.get("x-stainless-retry-count", "0")  # sent by OpenAI's clients
+    return RequestId(
+        digest, request.headers.get("idempotency-key"), is_retry=num_retries.isdecimal() and int(num_retries) > 0
+    )
 
 
 def _answer_errors_as_openai(app: FastAPI) -> None:
@@ -187,19 +189,19 @@ def _answer_errors_as_openai(app: FastAPI) -> None:
         assert isinstance(error, Refusal)
         return JSONResponse(error.body(), error.status)
 
-    # Async functions: FastAPI runs plain ones in a thread.
-    def with_status(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
+    # Handlers are async: FastAPI runs plain functions in a thread.
+    def answer_with(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
         async def reply(request: Request, error: Exception) -> Response:
             return JSONResponse(error_body(status, str(error)), status)
 
         return reply
 
-    async def of_http(request: Request, error: Exception) -> Response:
+    async def answer_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return JSONResponse(error_body(error.status_code, str(error.detail)), error.status_code)
 
     app.add_exception_handler(Refusal, answer_refusal)
-    app.add_exception_handler(HTTPException, of_http)
-    app.add_exception_handler(BodyError, with_status(400))
-    app.add_exception_handler(BodyTooLargeError, with_status(413))
-    app.add_exception_handler(BodyTimeoutError, with_status(408))
+    app.add_exception_handler(HTTPException, answer_http_error)
+    app.add_exception_handler(BodyError, answer_with(400))
+    app.add_exception_handler(BodyTooLargeError, answer_with(413))
+    app.add_exception_handler(BodyTimeoutError, answer_with(408))

@@ -133,7 +133,7 @@ def _account(path: Path, num_groups: int, seed: int, pipe: Connection) -> None:
         group = f"e1-{uids.getrandbits(80):020x}"
         _account_group(ledger, group, position + 1 + place, 0)
         if place % 8 == 0:
-            ledger.fail(group, 0, 1, "s1", "server", "s1 died")
+            ledger.add_failure(group, 0, 1, "s1", "server", "s1 died")
     ledger.commit()
     pipe.send(rate)
     signal.pause()

@@ -167,7 +167,7 @@ class OpenGroups:
             lost = max([num_model_tokens, *(listen(group, index, boundary) for listen in self.on_failed)])
             if lost:
                 self.waste(group.name, index, attempt, "failed", lost)
-            self._ledger.fail(group.name, index, attempt, server, boundary, detail)
+            self._ledger.add_failure(group.name, index, attempt, server, boundary, detail)
             is_missing = group.fail(index, server, boundary, detail) or is_missing
         if (why := group.dead_letter) is not None:
             self._tally.skipped += 1
@@ -195,7 +195,7 @@ class OpenGroups:
             self._tally.stale += 1
             self._discard(group, "stale")
             group.restart(self._mailbox.incarnation)
-            self._ledger.forget_trajectories(group.name)
+            self._ledger.delete_trajectories(group.name)
             self.release(group, f"too old at policy version {policy_version}")
 
     def waste(self, name: str, index: int, attempt: int, reason: str, num_tokens: int) -> None:

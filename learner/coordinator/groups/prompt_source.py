@@ -116,5 +116,5 @@ class PromptSource:
             reason = reason_of(uid, epoch)
             if reason is None:
                 return
-            self._ledger.leave_out(str(GroupName("train", epoch, uid)), epoch, uid, self._position, reason)
+            self._ledger.add_skipped(str(GroupName("train", epoch, uid)), epoch, uid, self._position, reason)
             self._position += 1

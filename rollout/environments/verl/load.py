@@ -22,7 +22,7 @@ def load_verl_tools(path: Path, settings: ToolsSettings) -> MakeToolUse:
 
     Raises: SettingsError naming the entry and its mistake.
     """
-    entries = _entries(path)
+    entries = _read_entries(path)
     offer_base_classes()
     # A tool's module may be in the folder of this file.
     folder = str(path.resolve().parent)
@@ -30,7 +30,7 @@ def load_verl_tools(path: Path, settings: ToolsSettings) -> MakeToolUse:
         sys.path.append(folder)
     tools: dict[str, VerlTool] = {}
     for place, entry in enumerate(entries):
-        tool = _tool(path, f"tools[{place}]", entry)
+        tool = _make_tool(path, f"tools[{place}]", entry)
         name = tool.schema["function"]["name"]
         if name in tools:
             raise _error(path, f"tools[{place}]: there are two tools with the name {name}.")
@@ -38,15 +38,16 @@ def load_verl_tools(path: Path, settings: ToolsSettings) -> MakeToolUse:
     return MakeToolUse(settings, lambda resources: VerlToolbox(tools, settings.reward))
 
 
-def _entries(path: Path) -> list[Any]:
+def _read_entries(path: Path) -> list[Any]:
+    """Return the entries of the list `tools`."""
     try:
         text = path.read_text(encoding="utf-8")
-        read = yaml.safe_load(text)
+        content = yaml.safe_load(text)
     except OSError as error:
         raise _error(path, f"it cannot be read: {error.strerror}. Give the path of a YAML file.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise _error(path, f"it is not YAML: {one_line(error)}.") from None
-    entries = read.get("tools") if isinstance(read, Mapping) else None
+    entries = content.get("tools") if isinstance(content, Mapping) else None
     if not isinstance(entries, list) or not entries:
         raise _error(path, "it has no list `tools`.")
     if "${" in text:
@@ -54,19 +55,20 @@ def _entries(path: Path) -> list[Any]:
     return entries
 
 
-def _tool(path: Path, place: str, entry: Any) -> VerlTool:
+def _make_tool(path: Path, place: str, entry: Any) -> VerlTool:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("class_name"), str):
         raise _error(path, f"{place} has no class_name.")
     config = dict(entry.get("config") or {})
     if (kind := config.get("type", "native")) != "native":
         raise _error(path, f"{place} has the type {kind}: only native tools are run here.")
-    found = _class(path, place, entry["class_name"])
-    written = entry.get("tool_schema")
+    tool_class = _import_class(path, place, entry["class_name"])
+    schema = entry.get("tool_schema")
     try:
-        schema = function_schema_class().model_validate(written) if written is not None else None
-        tool = found(config=config, tool_schema=schema)
-        own = written if written is not None else _plain(tool)
-        name = own["function"]["name"]
+        parsed = function_schema_class().model_validate(schema) if schema is not None else None
+        tool = tool_class(config=config, tool_schema=parsed)
+        if schema is None:
+            schema = _own_schema(tool)
+        name = schema["function"]["name"]
     except (Exception, SystemExit) as error:  # a user's code may raise anything
         problem = f"{type(error).__name__}: {one_line(error)}"
         raise _error(path, f"{place}: {entry['class_name']} cannot be made: {problem}") from error
@@ -74,14 +76,15 @@ def _tool(path: Path, place: str, entry: Any) -> VerlTool:
         function: Any = getattr(tool, method, None)
         if not inspect.iscoroutinefunction(inspect.unwrap(function)):
             raise _error(path, f"{place}: {entry['class_name']} ({name}) has no `async def {method}`.")
-    return VerlTool(tool, dict(own))
+    return VerlTool(tool, dict(schema))
 
 
-def _plain(tool: Any) -> Any:
+def _own_schema(tool: Any) -> Any:
+    """Return the schema that a tool declares in its code, as JSON data."""
     return tool.get_openai_tool_schema().model_dump(exclude_unset=True, exclude_none=True)
 
 
-def _class(path: Path, place: str, class_name: str) -> Any:
+def _import_class(path: Path, place: str, class_name: str) -> Any:
     module_name, _, name = class_name.rpartition(".")
     try:
         module = importlib.import_module(module_name)
@@ -89,10 +92,10 @@ def _class(path: Path, place: str, class_name: str) -> Any:
         advice = "Put its module into this file's folder or on PYTHONPATH, and install its imports."
         problem = f"{type(error).__name__}: {one_line(error)}"
         raise _error(path, f"{place}: {class_name} cannot be imported: {problem}. {advice}") from error
-    found = getattr(module, name, None)
-    if not inspect.isclass(found):
+    tool_class = getattr(module, name, None)
+    if not inspect.isclass(tool_class):
         raise _error(path, f"{place}: {module_name} has no class {name}.")
-    return found
+    return tool_class
 
 
 def _error(path: Path, problem: str) -> SettingsError:

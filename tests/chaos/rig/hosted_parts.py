@@ -70,8 +70,8 @@ class _PushingLearner(CountingLearner):
 
     pusher: WeightPusher
 
-    def leave_out(self, absent: Sequence[str]) -> None:
-        self.pusher.leave_out(absent)
+    def set_absent(self, absent: Sequence[str]) -> None:
+        self.pusher.set_absent(absent)
 
     def push(self) -> None:
         weights = torch.full((_WEIGHT_BYTES // 4,), float(self.version))

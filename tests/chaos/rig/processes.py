@@ -200,7 +200,7 @@ class CountingLearner:
             if isinstance(answer, str):
                 break
             batch, _ = answer
-            self.leave_out(batch.absent)
+            self.set_absent(batch.absent)
             self._check_staleness([facts.oldest_version for facts in batch.facts])
             self._wait(step_s)
             self.step, self.version = batch.step, self.version + 1
@@ -229,7 +229,7 @@ class CountingLearner:
             assert verb == "stall"
             time.sleep(seconds)
 
-    def leave_out(self, absent: Sequence[str]) -> None:
+    def set_absent(self, absent: Sequence[str]) -> None:
         """The rig itself knows which servers are there."""
 
     def push(self) -> None:

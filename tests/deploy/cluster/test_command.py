@@ -160,7 +160,7 @@ def test_start_that_cannot_be_ends_nothing_of_what_runs(cluster: RunningCluster,
         given = "203.0.113.7" if flag == "--node-ip" else str(stranger.getsockname()[1])
         refused = cluster.command("start", flag, given)
     assert refused.returncode == 1
-    assert "is no address of this machine" in refused.stderr or f"choose another port with {flag}" in refused.stderr
+    assert "is not an address of this machine" in refused.stderr or f"choose another port with {flag}" in refused.stderr
     assert cluster.pids == before
     assert cluster.status().returncode == 0
 

@@ -8,7 +8,7 @@ import threading
 import psutil
 import pytest
 
-from deploy.node.processes import check_port, end, family, find, find_marked, has_ended
+from deploy.node.processes import check_port, end, family, find, find_own_processes, has_ended
 from protocol.errors import OperatorError
 from protocol.http.listen import bind
 from protocol.node.home import ProcessRecord
@@ -64,13 +64,15 @@ def test_process_that_ignores_the_polite_signal_is_killed() -> None:
 
 def test_marked_are_the_users_processes_that_are_said_to_be_the_clusters() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
-        found = find_marked(lambda process: process.pid in (child.pid, os.getpid()))
+        found = find_own_processes(lambda process: process.pid in (child.pid, os.getpid()))
         child.kill()
     assert [process.pid for process in found] == [child.pid]
 
 
 def test_address_of_another_machine_is_not_told_as_a_taken_port() -> None:
-    with pytest.raises(OperatorError, match=r"^203\.0\.113\.7, wanted by the Ray head, is no address of this machine"):
+    with pytest.raises(
+        OperatorError, match=r"^203\.0\.113\.7, wanted by the Ray head, is not an address of this machine"
+    ):
         check_port("Ray head", "203.0.113.7", 0, "--node-ip")
 
 

@@ -41,7 +41,7 @@ def make_run(folder: Path) -> list[str]:
     second.refuse_step(3, [out[1], *second.lease(1)])
     second.train(4, second.lease(2), staleness=0)
     second.save(4)
-    second.ledger.waste(second.lease(1)[0], 1, 1, "stale", 17)
+    second.ledger.add_waste(second.lease(1)[0], 1, 1, "stale", 17)
     second.deliver(second.lease(1)[0], 1, second.version)
     second.close()
     return second.groups[: second.position]
@@ -111,8 +111,8 @@ class RunWriter:
 
     def give_up(self, group: str) -> None:
         for attempt in (1, 2, 3):
-            self.ledger.fail(group, 1, attempt, "s1", "reward:em", f"HTTP 50{attempt}")
-        self.ledger.waste(group, 0, 1, "failed", 9)
+            self.ledger.add_failure(group, 1, attempt, "s1", "reward:em", f"HTTP 50{attempt}")
+        self.ledger.add_waste(group, 0, 1, "failed", 9)
         self.ledger.set_state([group], "skipped", reason="reward:em: HTTP 501; HTTP 502; HTTP 503")
 
     def save(self, step: int) -> None:

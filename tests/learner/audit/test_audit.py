@@ -107,10 +107,10 @@ def test_audit_sees_what_a_run_under_way_has_committed_and_leaves_its_log_alone(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with closing(Ledger(run / "ledger.sqlite")) as ledger:
-        ledger.fail("e0-x", 0, 1, "s1", "server", "s1 died")
-        ledger.waste("e0-x", 0, 1, "lineage", 1000)
+        ledger.add_failure("e0-x", 0, 1, "s1", "server", "s1 died")
+        ledger.add_waste("e0-x", 0, 1, "lineage", 1000)
         ledger.commit()
-        ledger.waste("e0-x", 0, 1, "not committed", 1000)
+        ledger.add_waste("e0-x", 0, 1, "not committed", 1000)
         before = digests(run)
         assert main([str(run), "--json"]) == 0
         assert digests(run) == before
@@ -124,7 +124,7 @@ def test_audit_reads_the_write_ahead_log_of_a_run_that_was_killed(
 ) -> None:
     killed = tmp_path / "killed"
     with closing(Ledger(run / "ledger.sqlite")) as ledger:
-        ledger.waste("e0-x", 0, 1, "lineage", 1000)
+        ledger.add_waste("e0-x", 0, 1, "lineage", 1000)
         ledger.commit()
         shutil.copytree(run, killed, symlinks=True)  # as SIGKILL would leave it: the log is not yet in the ledger
     (killed / "ledger.sqlite-shm").unlink()

@@ -72,7 +72,7 @@ def test_filtered_prompts_are_no_dead_letters_and_have_their_own_column(ledger: 
 
 def test_tokens_of_a_filtered_group_count_once_as_filtered(ledger: Ledger, tmp_path: Path) -> None:
     for index in (0, 1):
-        ledger.waste("easy", index, example_facts().attempt, "filtered", 3)
+        ledger.add_waste("easy", index, example_facts().attempt, "filtered", 3)
     ledger.commit()
     with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as db:
         tokens = count_tokens(AuditedRun(tmp_path, SETTINGS, [], db, b"", []))
@@ -131,7 +131,7 @@ def test_a_group_kept_with_its_reason_breaks_nothing(ledger: Ledger, tmp_path: P
 
 
 def test_a_filtered_group_without_samples_is_named(ledger: Ledger, tmp_path: Path) -> None:
-    ledger.forget_trajectories("easy")
+    ledger.delete_trajectories("easy")
     assert breaches(ledger, tmp_path) == ["is filtered, but the ledger has no sample of it"]
 
 

@@ -38,8 +38,8 @@ def wasted(ledger: Ledger, run: AuditedRun) -> list[Tokens]:
 
 
 def test_tokens_of_another_lease_are_wasted(ledger: Ledger, run: AuditedRun) -> None:
-    ledger.waste("trained", 1, 1, "duplicate", 5)
-    ledger.waste("trained", 1, 3, "duplicate", 6)
+    ledger.add_waste("trained", 1, 1, "duplicate", 5)
+    ledger.add_waste("trained", 1, 3, "duplicate", 6)
     assert wasted(ledger, run) == [Tokens("duplicate", 2, 11)]
 
 
@@ -47,28 +47,28 @@ def test_tokens_of_another_lease_are_wasted(ledger: Ledger, run: AuditedRun) -> 
 def test_tokens_are_not_wasted_when_they_were_sent_again_and_trained(
     ledger: Ledger, run: AuditedRun, reason: str
 ) -> None:
-    ledger.waste("trained", 1, 2, reason, 3)
+    ledger.add_waste("trained", 1, 2, reason, 3)
     assert wasted(ledger, run) == []
 
 
 def test_tokens_count_once_by_the_reason_that_says_most(ledger: Ledger, run: AuditedRun) -> None:
     for reason in ("restart", "stale", "unknown", "unknown"):
-        ledger.waste("out", 0, 1, reason, 7)
+        ledger.add_waste("out", 0, 1, reason, 7)
     assert wasted(ledger, run) == [Tokens("stale", 1, 7)]
 
 
 def test_tokens_of_a_skipped_prompt_are_wasted_once(ledger: Ledger, run: AuditedRun) -> None:
     ledger.add_trajectory(example_facts(group="given-up", sample_index=0, attempt=1))
     ledger.add_trajectory(example_facts(group="given-up", sample_index=1, attempt=1))
-    ledger.waste("given-up", 1, 1, "failed", 3)
+    ledger.add_waste("given-up", 1, 1, "failed", 3)
     ledger.set_state(["given-up"], "skipped", reason="failed three times")
     assert wasted(ledger, run) == [Tokens("failed", 1, 3), Tokens("skipped", 1, 3)]
 
 
 def test_dead_letters_have_their_failures_in_order(ledger: Ledger, run: AuditedRun) -> None:
-    ledger.fail("given-up", 1, 1, "s1", "server", "s1 died")
-    ledger.fail("given-up", 0, 2, "s2", "retriever", "timeout")
-    ledger.fail("out", 0, 1, "s1", "server", "s1 died")
+    ledger.add_failure("given-up", 1, 1, "s1", "server", "s1 died")
+    ledger.add_failure("given-up", 0, 2, "s2", "retriever", "timeout")
+    ledger.add_failure("out", 0, 1, "s1", "server", "s1 died")
     ledger.set_state(["given-up"], "skipped", reason="failed")
     ledger.commit()
     failures = [Failure(1, 1, "s1", "server", "s1 died"), Failure(0, 2, "s2", "retriever", "timeout")]

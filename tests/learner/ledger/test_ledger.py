@@ -181,10 +181,10 @@ def test_last_shared_version_knows_only_the_surviving_lineage(path: Path) -> Non
 def test_recall_returns_failures_by_sample_in_order(path: Path) -> None:
     ledger = Ledger(path)
     lease_all(ledger, "out", "trained")
-    ledger.fail("out", 1, 1, "s1", "reward:em", "HTTP 500")
-    ledger.fail("out", 0, 1, "s1", "server", "s1 died")
-    ledger.fail("out", 1, 2, "s2", "retriever", "timeout")
-    ledger.fail("trained", 0, 1, "s1", "server", "s1 died")
+    ledger.add_failure("out", 1, 1, "s1", "reward:em", "HTTP 500")
+    ledger.add_failure("out", 0, 1, "s1", "server", "s1 died")
+    ledger.add_failure("out", 1, 2, "s2", "retriever", "timeout")
+    ledger.add_failure("trained", 0, 1, "s1", "server", "s1 died")
     ledger.set_state(["trained"], "trained", 1)
     ledger.close()
     with closing(Ledger(path)) as ledger:

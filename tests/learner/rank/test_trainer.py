@@ -52,7 +52,7 @@ class Peers:
         self.done.append(("push", version))
         return PUSHED
 
-    def leave_out(self, absent: list[str]) -> None:
+    def set_absent(self, absent: list[str]) -> None:
         self.done.append(("leave out", *absent))
 
     def save(self, step: int, version: int) -> None:

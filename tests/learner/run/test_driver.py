@@ -40,7 +40,7 @@ class Attempt:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(attempt, "RunAttempt", Attempt)
-    monkeypatch.setattr(driver, "cluster_end", lambda cluster: None)
+    monkeypatch.setattr(driver, "describe_cluster_loss", lambda cluster: None)
     monkeypatch.setattr(driver, "_restart", lambda context, start, error: start)
     monkeypatch.setattr(Attempt, "launched", 0)
     settings = SimpleNamespace(run=SimpleNamespace(max_restarts=3))

@@ -158,7 +158,7 @@ def test_learner_that_fails_between_buckets_leaves_no_version_and_servers_join_a
 
     assert server.version is None
     assert "commit" not in server.calls
-    assert push(pusher, 2).failed == {"one": "the learner broke the push off"}
+    assert push(pusher, 2).failed == {"one": "the learner aborted the push"}
     wait_until(lambda: push(pusher, 3).synced == ("one",))
 
 

@@ -14,13 +14,13 @@ def test_server_that_is_left_out_is_not_called_and_joins_again_afterwards(pusher
     pusher = make_pusher(pushers, [kept, absent])
     push(pusher, 1)
     calls = list(absent.calls)
-    pusher.leave_out(["absent"])
+    pusher.set_absent(["absent"])
     reports = [push(pusher, version) for version in (2, 3)]
     assert [report.synced for report in reports] == [("kept",), ("kept",)]
     assert reports[1].failed == {"absent": "the coordinator has no connection to it"}
     assert absent.calls == calls
 
-    pusher.leave_out([])
+    pusher.set_absent([])
     version, end = 4, time.monotonic() + 30.0
     while push(pusher, version).synced != ("absent", "kept") and time.monotonic() < end:
         version += 1

@@ -1,4 +1,4 @@
-"""Whether the cluster of a run still exists, found directly: Ray's own calls would wait a minute."""
+"""Checks that the cluster of a run still exists, without Ray's own calls, which would wait a minute."""
 
 import socket
 
@@ -14,8 +14,8 @@ _SAME_START_S = 1.0
 _RAY = "ray"
 
 
-def cluster_end(cluster: ClusterState) -> str | None:
-    """Return the missing part of Ray in words; None while Ray runs. Blocks for 5 s at most."""
+def describe_cluster_loss(cluster: ClusterState) -> str | None:
+    """Return which part of Ray is gone, for an error message; None while Ray runs. Blocks for 5 s at most."""
     for process in cluster.processes:
         if process.name == _RAY and not _is_running(process):
             return f"Ray's process on this node ({process.pid}) is gone"
@@ -27,13 +27,13 @@ def cluster_end(cluster: ClusterState) -> str | None:
 
 
 def check_cluster(cluster: ClusterState) -> None:
-    """Raise NeighbourError when Ray is gone."""
-    if (end := cluster_end(cluster)) is not None:
-        raise NeighbourError("the cluster", end)
+    """Raise NeighbourError when a part of Ray is gone."""
+    if (loss := describe_cluster_loss(cluster)) is not None:
+        raise NeighbourError("the cluster", loss)
 
 
 def _is_running(record: ProcessRecord) -> bool:
-    """Return whether this very process runs: another process may have its number now."""
+    """Return whether the recorded process runs. The start time is compared, because another may have its pid now."""
     try:
         process = psutil.Process(record.pid)
         is_same = record.is_still(process.create_time(), _SAME_START_S)
