@@ -121,7 +121,7 @@ class Leases:
     # -- back ---------------------------------------------------------------------------------------------------------
 
     def receive(self, server: str, facts: TrajectoryFacts, buffers: list[bytes], versions: range, now: float) -> None:
-        """Keep a trajectory that was leased and whose weights exist; its server is told the outcome."""
+        """Keep a trajectory that was leased and whose weights exist; the outcome is sent to its server."""
         group = self._groups.find(facts.group)
         unusable = self._unusable_because(group, facts)
         if group is None or unusable is not None:

@@ -13,7 +13,7 @@ from learner.models.isolation import check_isolation
 from learner.models.policy import PolicyEngine
 from learner.models.read_back import WrittenFiles
 from learner.models.reference import BaseReference, ReferenceModel
-from learner.models.scoring.scored_model import choose_way
+from learner.models.scoring.scored_model import choose_method
 from learner.models.settings import PolicySettings
 from protocol.errors import OperatorError
 
@@ -80,7 +80,7 @@ def load_policy(settings: PolicySettings, *, name: str, micro_batch_tokens: int)
     name: the operator's name of the model. Raises: OperatorError when it does not.
     """
     policy = PolicyEngine(settings)
-    choose_way(policy.scored, policy.logprobs, name=name, dtype=settings.dtype)
+    choose_method(policy.scored, policy.logprobs, name=name, dtype=settings.dtype)
     check_isolation(
         policy.logprobs, policy.vocab_size, name=name, dtype=settings.dtype, micro_batch_tokens=micro_batch_tokens
     )

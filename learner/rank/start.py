@@ -17,7 +17,7 @@ from learner.models.critic import CriticEngine
 from learner.models.policy import PolicyEngine
 from learner.models.reference import BaseReference, ReferenceModel
 from learner.models.roles import Roles, load_policy
-from learner.models.scoring.scored_model import choose_way
+from learner.models.scoring.scored_model import choose_method
 from learner.models.settings import critic_settings, policy_settings, reference_settings
 from learner.models.world import join_world, network_settings
 from learner.objectives.warm_start import warm_start
@@ -164,7 +164,7 @@ def _reference(
     )
     with reference.in_use():
         name = named or settings.policy.model
-        choose_way(reference.scored, reference.logprobs, name=name, dtype=settings.policy.dtype)
+        choose_method(reference.scored, reference.logprobs, name=name, dtype=settings.policy.dtype)
     return reference
 
 

@@ -52,7 +52,7 @@ class RunServer:
         silence_s: float = SILENCE_S,
     ) -> None:
         """check: takes an attached server's answer by its name and returns messages; raises OperatorError when it must
-        not serve. clock: in seconds. silence_s: longest wait for an answer before the user is told.
+        not serve. clock: in seconds. silence_s: longest wait for an answer before the user gets a message.
         """
         self.name = name
         self.node_id = ""  # Ray's name of its node; empty: unknown

@@ -110,7 +110,7 @@ class RunServers:
         return messages
 
     def drain_report(self, node_id: str) -> DrainReport:
-        """Return what of the run's servers is on a drained node."""
+        """Return whether servers of the run are still on a drained node, as a report for `drain`."""
         there = [server.name for server in self._servers if server.node_id == node_id]
         if there and self._stuck:
             return DrainReport(text=self._stuck, is_stuck=True)

@@ -63,7 +63,7 @@ class RolloutSession:
         self._gate = gate
         self._link = CoordinatorLink(server, spec, channel, clock)
         self._tokens_before = engine.stats.num_output_tokens
-        self._news = asyncio.Event()
+        self._is_woken = asyncio.Event()
         self._attachments: list[SampleAttachment] = [
             kind(spec, clock, self.wake, self._stop_sample) for kind in _ATTACHMENTS
         ]
@@ -95,7 +95,7 @@ class RolloutSession:
         async with asyncio.TaskGroup() as tasks:
             receiving = tasks.create_task(self._receive_all())
             while self._link.refusal is None:
-                self._news.clear()
+                self._is_woken.clear()
                 self._samples.admit(tasks)
                 await self._link.greet(self._served_version)
                 await self._link.send_finished(self.outbox)
@@ -109,7 +109,7 @@ class RolloutSession:
 
     def wake(self) -> None:
         """Send due messages now: a sample has finished, or the engine's weights have changed."""
-        self._news.set()
+        self._is_woken.set()
 
     async def _receive_all(self) -> None:
         while True:
@@ -181,6 +181,6 @@ class RolloutSession:
         """Return after a message or a finished sample, at the latest after a tick."""
         try:
             async with asyncio.timeout(_TICK_S if self._link.has_greeted else _CONNECT_TICK_S):
-                await self._news.wait()
+                await self._is_woken.wait()
         except TimeoutError:
             pass

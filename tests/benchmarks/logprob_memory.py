@@ -124,7 +124,7 @@ def tiny_model(vocab: int) -> Any:
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
     make_scored(model)
-    assert scored_model(model).way == "head"
+    assert scored_model(model).method == "head"
     return model
 
 

@@ -1,6 +1,6 @@
 """Dynamic sampling: a group is trained when its mean score lies strictly between two bounds; others are replaced.
 
-A group that every sample solved, or no sample, has no sample that was better than another.
+A group whose samples all succeeded or all failed gives no gradient.
 Source: DAPO, arXiv:2503.14476, section 3.2.
 """
 
@@ -14,7 +14,7 @@ from learner.data.filtered import FILTERED, KEPT, OutsideBounds, mean_score
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
 
-# The environment's part of a reward: an environment that gave nothing gave 0.
+# The environment's part of a reward; a sample without this part has 0.
 _ENVIRONMENT = "environment"
 
 
@@ -29,14 +29,15 @@ class ScoreFilter:
         self._counts: Counter[Literal["low", "high"]] = Counter()
 
     def attach(self) -> None:
-        """Judge every whole group from now on."""
+        """Judge every complete group from now on."""
         self._groups.on_ready.append(self.judge)
         self._groups.on_assigned.append(self.take_counts)
 
     def judge(self, group: Group) -> str | None:
-        """Return why a whole group is skipped; None when it is trained.
+        """Return the reason to skip a complete group; None when it is trained.
 
-        More than filter.max_replaced times a step's groups before one step end the run, or are trained all the same.
+        A step's groups may be replaced filter.max_replaced times. Beyond that, filter.at_limit decides: the run ends,
+        or the group is trained in spite of its mean.
         Raises: OperatorError when the group's rewards have no part filter.score.
         """
         settings = self._settings

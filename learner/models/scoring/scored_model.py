@@ -1,13 +1,13 @@
 """A causal LM that returns log-probabilities in place of logits.
 
 `make_scored` prepares any transformers model. Called with `scoring=Scoring(...)`, its output's `logits` are [1, K, 2]:
-logprobs and entropies. Called without, the model is unchanged. There are two ways:
+logprobs and entropies. Called without, the model is unchanged. There are two methods:
 
     head     hidden states -> logprobs inside the LM head, chunk by chunk: all logits never exist at once
     logits   the model's own logits [1, K, V] -> logprobs: correct for every model, and slower
 
-The head's way supports a bias, a tied weight, a scale and a softcap of the logits. `choose_way` compares both ways, and
-selects the second for a model that does more to its logits.
+The head method supports a bias, a tied weight, a scale and a softcap of the logits. `choose_method` compares both
+methods, and selects the second for a model that changes its logits in another way.
 Shapes: K tokens that are scored, H hidden size, V vocabulary.
 """
 
@@ -30,7 +30,7 @@ _FACTOR = "logit_scale"
 _DIVISOR = "logits_scaling"
 _SOFTCAP = "final_logit_softcapping"
 
-Way = Literal["head", "logits"]
+Method = Literal["head", "logits"]
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class Scoring:
 
 
 class ScoredModel:
-    """The way in which a model computes logprobs; `scored_model` returns it."""
+    """The logprobs of one model: its method, and the hooks on its head. `scored_model` returns it."""
 
     def __init__(self, model: Any, *, float32_head: bool) -> None:
         head = model.get_output_embeddings()
-        self.way: Way = "head" if type(head) is nn.Linear else "logits"
+        self.method: Method = "head" if type(head) is nn.Linear else "logits"
         self.has_float32_head = float32_head
         self._request: Scoring | None = None
-        self._own: list[tuple[Any, str, Any]] = []
-        if self.way == "head":
+        self._replaced: list[tuple[Any, str, Any]] = []  # (owner, attribute, own value) until `_end`
+        if self.method == "head":
             self._plain_head = head.forward
             self._head = head
             # A forward pass still goes through the head's __call__: ZeRO 3 gathers its weight there.
@@ -62,17 +62,17 @@ class ScoredModel:
 
     def _begin(self, model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         self._request = kwargs.pop("scoring", None)
-        if self._request is not None and self.way == "head":
+        if self._request is not None and self.method == "head":
             self._form = self._take_over(model)
         return args, kwargs
 
     def _end(self, model: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         request, self._request = self._request, None
-        while self._own:
-            setattr(*self._own.pop())
+        while self._replaced:
+            setattr(*self._replaced.pop())
         if request is None or output is None:  # None: the forward pass raised
             return output
-        if self.way == "logits":
+        if self.method == "logits":
             logits = output.logits[0]
             _check_number(len(logits), request)
             scores = token_logprobs(logits, request.targets, request.temperature, with_entropy=request.with_entropy)
@@ -83,7 +83,7 @@ class ScoredModel:
 
     def _head_forward(self, hidden: Tensor) -> Tensor:
         request = self._request
-        if request is None or self.way != "head":
+        if request is None or self.method != "head":
             plain: Tensor = self._plain_head(hidden)
             return plain
         flat = hidden.view(-1, hidden.shape[-1])
@@ -109,7 +109,7 @@ class ScoredModel:
         return HeadForm(self._request.temperature, scale, softcap, self.has_float32_head)
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
-        self._own.append((owner, name, getattr(owner, name)))
+        self._replaced.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
 
@@ -124,21 +124,21 @@ def scored_model(model: Any) -> ScoredModel:
     return scored
 
 
-def _check_number(found: int, request: Scoring) -> None:
+def _check_number(num_logits: int, request: Scoring) -> None:
     """Raise ValueError when the number of logits differs from the targets: they would be other tokens' logprobs."""
-    if found != len(request.targets):
-        wanted = len(request.targets)
-        raise ValueError(f"the model returns logits for {found} tokens, expected {wanted}")
+    expected = len(request.targets)
+    if num_logits != expected:
+        raise ValueError(f"the model returns logits for {num_logits} tokens, expected {expected}")
 
 
-# The ways differ by rounding, or by nats for a model that changes its logits in an unknown way.
+# The methods differ by rounding, or by nats for a model that changes its logits in an unknown way.
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
 _NUM_TOKENS = 24
 _log = logging.getLogger(__name__)
 
 
-def choose_way(scored: ScoredModel, logprobs: Callable[[MicroBatch], Tensor], *, name: str, dtype: str) -> None:
-    """Select the slower way by logits if the head's way gives other logprobs; a log line reports it.
+def choose_method(scored: ScoredModel, logprobs: Callable[[MicroBatch], Tensor], *, name: str, dtype: str) -> None:
+    """Select the slower `logits` method if the head method gives other logprobs; a log line reports it.
 
     logprobs: micro-batch -> [K], without a gradient; collective where it is. name: the operator's name of the model.
     Raises: OperatorError when learner.float32_head is set for such a model.
@@ -155,20 +155,21 @@ def choose_way(scored: ScoredModel, logprobs: Callable[[MicroBatch], Tensor], *,
 
 
 def _problem(scored: ScoredModel, logprobs: Callable[[MicroBatch], Tensor], dtype: str) -> str | None:
-    if scored.way == "logits":
+    """Return why the head method is wrong for this model, with the `logits` method selected; None: it is right."""
+    if scored.method == "logits":
         return "its head is not a plain linear layer"
     texts = make_micro_batch([_text()])
-    found = []
+    results = []
     try:
-        found.append(logprobs(texts))
+        results.append(logprobs(texts))
     except (ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
         problem = f"its code after the head does not accept logprobs ({type(error).__name__})"
-    scored.way = "logits"
-    found.append(logprobs(texts))
-    if len(found) == 2:
-        difference = float((found[0] - found[1]).abs().max())
+    scored.method = "logits"
+    results.append(logprobs(texts))
+    if len(results) == 2:
+        difference = float((results[0] - results[1]).abs().max())
         if difference <= _TOLERANCE[dtype]:
-            scored.way = "head"
+            scored.method = "head"
             return None
         problem = f"it changes its logits in an unknown way (logprobs differ by {difference:.2g} nats)"
     return problem

@@ -33,7 +33,7 @@ class ReceivedPush:
         self.digest = digest.hexdigest()
 
     def confirm(self, expected: str) -> None:
-        """Raises: ValueError when the received bytes differ from the sent ones."""
+        """Accept the push. Raises: ValueError when the received bytes differ from the sent ones."""
         if self.digest is None or self.digest != expected:
             raise ValueError(f"weight digest differs: sent {expected or 'nothing'}, received {self.digest}")
         self.is_confirmed = True
@@ -49,7 +49,7 @@ class KnownShapes:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def check(self, plan: Sequence[Bucket]) -> None:
-        """Raises: ValueError naming a parameter whose shape changed."""
+        """Compare a plan with the known shapes. Raises: ValueError naming a parameter whose shape changed."""
         for meta in (meta for bucket in plan for meta in bucket):
             known = self._shapes.get(meta.name, meta.shape)
             if known != meta.shape:

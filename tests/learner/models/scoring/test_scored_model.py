@@ -12,7 +12,7 @@ from torch import Tensor
 from learner.models import varlen_attention
 from learner.models.gradient import score_tokens
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
-from learner.models.scoring.scored_model import Scoring, choose_way, make_scored, scored_model
+from learner.models.scoring.scored_model import Scoring, choose_method, make_scored, scored_model
 from protocol.errors import OperatorError
 from tests.benchmarks.packing_table import _BASE, ARCHITECTURES, VOCAB, OneProcess
 
@@ -55,7 +55,7 @@ def choose(model: Any) -> None:
         with torch.no_grad():
             return score_tokens(OneProcess(model), asked, 1.0, with_entropy=False)[0]
 
-    choose_way(scored_model(model), logprobs, name="org/model", dtype="float32")
+    choose_method(scored_model(model), logprobs, name="org/model", dtype="float32")
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
@@ -65,7 +65,7 @@ def test_both_ways_give_the_same_logprobs_entropies_and_gradient(name: str, is_t
     make_scored(model)
     found = {}
     for way in ("head", "logits"):
-        scored_model(model).way = way  # type: ignore[assignment]
+        scored_model(model).method = way  # type: ignore[assignment]
         model.zero_grad()
         logprobs, entropies = score(model)
         (logprobs * torch.linspace(-1.0, 1.0, len(logprobs))).sum().backward()
@@ -92,7 +92,7 @@ def test_way_through_the_head_is_chosen_for_a_model_whose_logits_it_knows(name: 
     model = make_model(name)
     make_scored(model)
     choose(model)
-    assert scored_model(model).way == "head"
+    assert scored_model(model).method == "head"
 
 
 class Doubling(transformers.Qwen2ForCausalLM):  # type: ignore[misc]
@@ -131,7 +131,7 @@ def test_model_that_does_more_to_its_logits_takes_the_slower_way_by_them(
     model = strange(kind)
     with caplog.at_level(logging.WARNING):
         choose(model)
-    assert scored_model(model).way == "logits"
+    assert scored_model(model).method == "logits"
     assert f'logprobs by logits  model=org/model why="{why}' in caplog.text
     batch = micro_batch()
     segments = varlen_attention.Segments(batch.lengths, torch.device("cpu"))
@@ -158,7 +158,7 @@ class EveryToken(transformers.Qwen2ForCausalLM):  # type: ignore[misc]
 @pytest.mark.parametrize("way", ["head", "logits"])
 def test_model_that_gives_logits_of_other_tokens_than_asked_for_is_refused_and_can_be_asked_again(way: Any) -> None:
     model = strange(EveryToken)
-    scored_model(model).way = way
+    scored_model(model).method = way
     with pytest.raises(ValueError, match=r"the model returns logits for 33 tokens, expected 2\d"):
         score(model)
     tokens = torch.ones(1, 4, dtype=torch.long)
