@@ -1,4 +1,4 @@
-"""A micro-batch: several trajectories laid end to end, without padding, as the tensors that one forward pass takes.
+"""A micro-batch: several trajectories concatenated, without padding, as the tensors that one forward pass takes.
 
 Shapes: T tokens of all trajectories, K of them written by the model, S segments (trajectories).
 """
@@ -66,7 +66,7 @@ class MicroBatch:
 
 
 def make_micro_batch(samples: Sequence[LearnerSample]) -> MicroBatch:
-    """Return the samples laid end to end, longest first, on the CPU.
+    """Return the samples concatenated, longest first, on the CPU.
 
     No samples give a micro-batch of one token that predicts nothing: a rank without work still joins every collective.
     """

@@ -1,4 +1,4 @@
-"""Causal attention over trajectories laid end to end, registered with transformers as "sluice_varlen".
+"""Causal attention over trajectories concatenated, registered with transformers as "sluice_varlen".
 
 Linear layers see no padding. On CPUs this attention gathers segments into rows of similar length; on GPUs it needs no
 padding either. The model's keyword `segments` carries the micro-batch's lengths.

@@ -19,8 +19,6 @@ from rollout.neighbours.http.pool import ClosedAtExit
 from rollout.neighbours.http.retries import HttpPolicy, call_with_retries
 from rollout.neighbours.sources import add_source
 
-__all__ = ["Passage", "RetrieverClient"]
-
 _BOUNDARY = "retriever"
 _MAX_CONCURRENCY = 256
 

@@ -8,11 +8,12 @@ import pytest
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.http.bearer import BearerGate
+from protocol.http.bodies import Passage
 from retriever.corpus import Corpus
 from retriever.indexes.bm25 import Bm25Index
 from retriever.service import RetrieverService
 from rollout.neighbours.http.retries import HttpPolicy
-from rollout.neighbours.retriever_client import Passage, RetrieverClient
+from rollout.neighbours.retriever_client import RetrieverClient
 from rollout.neighbours.sources import record_sources
 from tests.fakes.http_servers import Answer, Received, ScriptedServer, free_address, scripted_server, serving
 
