@@ -135,6 +135,9 @@ def broken_rules(line: Line, settings: HealthSettings) -> list[Alarm]:
 
 
 def alarms_of(lines: Iterable[Line], settings: HealthSettings) -> list[tuple[int, Alarm]]:
-    """Return every alarm of a run with the step at which it began, in order. Lines without a loss are evaluations."""
+    """Return every alarm of a run with the step at which it began, in order.
+
+    Lines without a loss are skipped: the evaluation before the first step, and steps that train only the critic.
+    """
     watch = HealthWatch(settings)
     return [(int(line["step"]), alarm) for line in lines if "loss" in line for alarm in watch.take(line)]
