@@ -11,7 +11,6 @@ from learner.coordinator.groups.group import DIED, Group, GroupState, LeaseStamp
 from learner.coordinator.groups.kept_turns import KeptTurns, joined_buffers
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.servers import Servers
-from learner.ledger.ledger import REWARDS_SINCE_START
 from protocol.errors import FrameError
 from protocol.wire import messages as m
 from protocol.wire.codec import SampleStamp
@@ -74,7 +73,6 @@ class Leases:
         self._seed = seed
         self._vocab_size = vocab_size
         self._kept_turns = kept_turns
-        self._rewards_since = int(accounts.ledger.meta(REWARDS_SINCE_START) or 0)
 
     # -- out ----------------------------------------------------------------------------------------------------------
 
@@ -154,7 +152,7 @@ class Leases:
         newest = self._ledger.last_shared_version(facts.incarnation)
         if newest is None or facts.newest_version > newest:
             return "lineage"
-        return "endpoints" if facts.incarnation < self._rewards_since else None
+        return "endpoints" if facts.incarnation < self._ledger.scored_since_start else None
 
     def _ignore(self, server: str, facts: TrajectoryFacts, outcome: m.Outcome, why: str) -> None:
         """Have a server drop a trajectory that is not needed."""

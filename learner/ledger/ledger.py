@@ -47,6 +47,9 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._incarnations = path.with_name("incarnation")
+        self._scored_by = path.with_name("scored_by.json")
+        # The first start whose results have rewards of the present endpoints.
+        self.scored_since_start = 0
         try:
             # Opened by the process's main thread, used by the coordinator's alone, closed after that has ended.
             self._db = sqlite3.connect(path, check_same_thread=False)
@@ -98,6 +101,7 @@ class Ledger:
 
         source: `RewardsSettings.reward_source`. from_step: the first step of this start.
         """
+        self._note_scored_by(source, incarnation)
         earlier = self.meta("reward_source")
         self.set_meta("reward_source", source)
         if earlier in (None, source):
@@ -106,6 +110,21 @@ class Ledger:
         self.set_meta(REWARDS_SINCE_START, str(incarnation))
         self.add_event("rewards", f"{earlier} became {source}")
         return earlier
+
+    def _note_scored_by(self, source: str, incarnation: int) -> None:
+        """Set `scored_since_start` from a file next to the ledger.
+
+        Servers keep results for the next start. The ledger does not know every start that scored them: it is restored
+        with a checkpoint, or begins again with step 0.
+        """
+        if self._scored_by.exists():
+            known = json.loads(self._scored_by.read_text(encoding="utf-8"))
+            earlier, since = str(known["source"]), int(known["since_start"])
+        else:
+            earlier, since = self.meta("reward_source") or source, int(self.meta(REWARDS_SINCE_START) or 0)
+        self.scored_since_start = since if earlier == source else incarnation
+        content = {"source": source, "since_start": self.scored_since_start}
+        replace_file(self._scored_by, json.dumps(content).encode())
 
     def claim(self, key: str, value: str) -> str | None:
         """Record a value that must not change between the starts of a run; returns the first start's if it differs."""

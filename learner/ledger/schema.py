@@ -90,7 +90,8 @@ def _remove_reward_sets(db: sqlite3.Connection) -> None:
         newest = json.loads(scoring)
         used = [one for one in newest["endpoints"] if one["weight"] and not one.get("shadow")]
         names = ", ".join(f"{one['name']} {one['url']} weight {one['weight']:g}" for one in used)
-        source = f"{names or 'the service of the cluster'}; {newest['combine']}"
+        otherwise = "the environment alone" if newest["endpoints"] else "the service of the cluster"
+        source = f"{names or otherwise}; {newest['combine']}"
         db.execute("INSERT OR REPLACE INTO meta VALUES ('reward_source', ?)", (source,))
     db.execute("DROP TABLE reward_sets")
 

@@ -72,7 +72,8 @@ class RewardsSettings(Section):
 
     def _describe(self, endpoints: Sequence[RewardEndpoint]) -> str:
         names = [f"{endpoint.name} {endpoint.url} weight {endpoint.weight:g}" for endpoint in endpoints]
-        return f"{', '.join(names) or 'the service of the cluster'}; {self.combine}"
+        otherwise = "the environment alone" if self.endpoints else "the service of the cluster"
+        return f"{', '.join(names) or otherwise}; {self.combine}"
 
 
 class RetrieverSettings(Section):

@@ -32,6 +32,7 @@ def test_ledger_names_the_endpoints_of_every_start(tmp_path: Path) -> None:
         (scored_by(EM, F1), False),
         (scored_by({**EM, "timeout_s": 5}), False),
         (scored_by({**EM, "weight": 2}), True),
+        (scored_by({**EM, "weight": 0}), True),
         (scored_by({**EM, "url": "http://127.0.0.1:2/em"}), True),
         ({"rewards": {"endpoints": [EM], "combine": "mean"}}, True),
     ],
@@ -45,11 +46,38 @@ def test_operator_is_told_when_other_endpoints_decide_the_reward(
     assert [text.startswith("Rewards come from") for text in notices] == [True] * is_other
 
 
+def test_operator_is_told_when_endpoints_without_weight_replace_the_clusters_own_service(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of())
+    script.train(1)
+    notices = script.resume(1, **scored_by(F1)).coordinator.status().notices
+    assert [text.split(" from step")[0] for text in notices] == ["Rewards come from the environment alone; sum"]
+
+
 def test_sample_that_earlier_endpoints_scored_is_not_trained(tmp_path: Path) -> None:
     script = Script(tmp_path, settings_of(**scored_by(EM)))
     (lease, *_) = script.demand()
     late = script.trajectory("s1", lease, 0)
     script = script.resume(0, **scored_by({**EM, "weight": 2}))
+    assert script.send_trajectory("s1", late).outcome == "unknown"
+    assert script.rows("SELECT reason FROM waste") == [("endpoints",)]
+
+
+@pytest.mark.parametrize("is_from_step_0", [False, True])
+def test_sample_of_a_start_that_the_restored_ledger_does_not_know_is_not_trained(
+    tmp_path: Path, is_from_step_0: bool
+) -> None:
+    """A start with other endpoints ends before its first checkpoint; servers keep its results for the next start."""
+    script = Script(tmp_path, settings_of(**scored_by(EM)))
+    script.ledger.snapshot(tmp_path / "checkpoint.sqlite")
+    script = script.resume(0, **scored_by({**EM, "weight": 2}))
+    (lease, *_) = script.demand()
+    late = script.trajectory("s1", lease, 0)
+    script.ledger.close()
+    (tmp_path / "ledger.sqlite").unlink()
+    if not is_from_step_0:
+        (tmp_path / "checkpoint.sqlite").rename(tmp_path / "ledger.sqlite")
+    script = Script(tmp_path, settings_of(**scored_by(EM)))
+    script.demand()
     assert script.send_trajectory("s1", late).outcome == "unknown"
     assert script.rows("SELECT reason FROM waste") == [("endpoints",)]
 
