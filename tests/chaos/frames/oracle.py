@@ -13,7 +13,7 @@ import msgpack
 
 Rule = Callable[[Any], bool]
 
-RUN_ID, INCARNATION, SCHEMA = "r1", 1, 4
+RUN_ID, INCARNATION, SCHEMA = "r1", 1, 6
 
 
 def _text(least: int, most: int) -> Rule:
