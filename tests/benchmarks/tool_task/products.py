@@ -80,12 +80,13 @@ def call(expression: str) -> str:
 
 
 def chat_template(eos: str) -> str:
-    """Return the model's chat template: it says nothing of the tools, of which there is one."""
+    """Return the model's chat template. It writes calls, and does not describe the one tool."""
     turn = "{{ m.content }}" + eos
+    calls = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
     return (
         f"{{% for m in messages %}}{{% if m.role == 'tool' %}}{TOOL}{turn}{{% elif m.role == 'assistant' %}}"
-        f"{ASSISTANT}{turn}{{% else %}}{USER}{turn}{{% endif %}}{{% endfor %}}"
-        f"{{% if add_generation_prompt %}}{ASSISTANT}{{% endif %}}{{# calls stand in <tool_call> #}}"
+        f"{ASSISTANT}{calls}{turn}{{% else %}}{USER}{turn}{{% endif %}}{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}{ASSISTANT}{{% endif %}}"
     )
 
 
