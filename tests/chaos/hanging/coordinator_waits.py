@@ -30,7 +30,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 _QUESTIONS: dict[str, Callable[[CoordinatorClient, Path], object]] = {
     "NextBatch": lambda client, folder: client.next_batch(1, 0, 60.0),
-    "Stepped": lambda client, folder: client.report_step(1, 1, True, "", {}),
+    "StepEnd": lambda client, folder: client.report_step(1, 1, True, "", {}),
     "SaveLedger": lambda client, folder: client.save_ledger(folder / "copy.sqlite", 1),
 }
 

@@ -85,7 +85,7 @@ async def _score(url: str) -> object:
 
 async def _check_reward(url: str) -> object:
     endpoint = RewardEndpoint.model_validate({"name": "mine", "url": url, "timeout_s": _ATTEMPT_S, "batch_size": 1})
-    return await EndpointScorer(endpoint, {}, _POLICY).check(None)
+    return await EndpointScorer(endpoint, {}, _POLICY).check()
 
 
 async def _search(url: str) -> object:
