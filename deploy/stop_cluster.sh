@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Ends every process of this node's cluster, and no other. It is no error when none runs.
+# Ends every process of this node's cluster, and no other. It is not an error when none runs.
 set -euo pipefail
 unset PYTHONHOME  # else .venv would use another Python's library
 here=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)

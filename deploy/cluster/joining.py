@@ -67,7 +67,7 @@ def read_join_file(path: Path) -> JoinFile:
         raise SettingsError(f"start_cluster: --join {path}: {error.strerror}. Give the head's join file.") from None
     except ValidationError:
         raise SettingsError(
-            f"start_cluster: --join {path} is no join file. Give the one in the head's SLUICE_HOME, by this version."
+            f"start_cluster: --join {path} is not a join file. Give the one in the head's SLUICE_HOME, by this version."
         ) from None
 
 

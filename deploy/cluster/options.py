@@ -165,7 +165,7 @@ def _read_node_address(given: str) -> str:
     try:
         address = ipaddress.ip_address(given)
     except ValueError:
-        raise SettingsError(f"start_cluster: --node-ip {given} is no IP address. {_WHERE_TO_LOOK}") from None
+        raise SettingsError(f"start_cluster: --node-ip {given} is not an IP address. {_WHERE_TO_LOOK}") from None
     if address.is_unspecified or address.is_multicast:
         raise SettingsError(f"start_cluster: --node-ip {given} is not the address of one machine. {_WHERE_TO_LOOK}")
     if isinstance(address, ipaddress.IPv6Address) and (
@@ -191,7 +191,7 @@ def _read_head_address(given: str) -> str:
             host = str(ipaddress.IPv6Address(host))
         except ValueError:
             raise SettingsError(
-                f"start_cluster: --address {given} is no IPv6 address. Give the head's, such as [fd00::1]:6379."
+                f"start_cluster: --address {given} is not an IPv6 address. Give the head's, such as [fd00::1]:6379."
             ) from None
     return with_port(host, port)
 
@@ -220,7 +220,7 @@ def _read_resources(text: str) -> str:
         for value in found.values()
     ):
         raise SettingsError(
-            f"start_cluster: --resources {text} is no JSON object of whole numbers above 0 "
+            f"start_cluster: --resources {text} is not a JSON object of whole numbers above 0 "
             f"and up to {MOST_OF_A_RESOURCE:g}. "
             """Give one such as '{"v100": 8}'."""
         )
@@ -270,7 +270,7 @@ def _problems(options: StartOptions) -> Iterator[str]:
         yield from _scorer_problems(options.reward_scorer)
     if not 0 < options.start_timeout_s <= _MAX_WAIT_S:
         yield (
-            f"--start-timeout-s {options.start_timeout_s:g} is no time to wait. Give seconds above 0, "
+            f"--start-timeout-s {options.start_timeout_s:g} is not a duration. Give seconds above 0, "
             f"{_MAX_WAIT_S:g} at most."
         )
     for name, least in (("num_cpus", 0), ("num_gpus", 0), ("wait_nodes", 0), ("topk", 1)):
@@ -285,8 +285,8 @@ def _scorer_problems(name: str) -> Iterator[str]:
 
     if name == "reward_model":
         yield (
-            "--reward-scorer reward_model needs a model, which is no option of a cluster's start. Give --no-reward, "
-            "and start python -m rewards.serve --scorer reward_model --model MODEL yourself."
+            "--reward-scorer reward_model needs a model, which is not an option of a cluster's start. Give "
+            "--no-reward, and start python -m rewards.serve --scorer reward_model --model MODEL yourself."
         )
     if name not in SCORERS:
         yield (
@@ -302,8 +302,8 @@ def _dashboard_problems(options: StartOptions) -> Iterator[str]:
         yield "--dashboard-host needs --dashboard-port: else no dashboard runs."
     if options.dashboard_host is not None and not is_address(options.dashboard_host):
         yield (
-            f"--dashboard-host {options.dashboard_host} is no IP address. Give one of this node's, or 0.0.0.0 for all "
-            "of them."
+            f"--dashboard-host {options.dashboard_host} is not an IP address. Give one of this node's, or 0.0.0.0 for "
+            "all of them."
         )
 
 
@@ -313,7 +313,7 @@ def _port_problems(options: StartOptions) -> Iterator[str]:
     ports = {f"--{name}-port": int(getattr(options, f"{name}_port")) for name in sorted(names)}
     for flag, port in ports.items():
         if not 1 <= port <= 65535:
-            yield f"{flag} {port} is no port. Use 1 to 65535."
+            yield f"{flag} {port} is not a port. Use 1 to 65535."
         if options.ports is not None and port in options.ports:
             yield f"{flag} {port} is one of --ports {options.ports}. Use a port outside the range."
     if len(set(ports.values())) < len(ports):

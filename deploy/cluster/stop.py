@@ -22,7 +22,7 @@ _STOP_SERVERS_S = 60.0
 
 
 def stop(arguments: Sequence[str]) -> None:
-    """End every process of this node's cluster; it is no error when there is none."""
+    """End every process of this node's cluster; it is not an error when there is none."""
     unknown = [argument for argument in arguments if argument != "--now"]
     if unknown:
         raise SettingsError(

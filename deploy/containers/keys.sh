@@ -14,7 +14,7 @@ fail() { echo "keys: $1" >&2; exit 2; }
 form=${1:-} name=${2:-}
 [[ $form == line || $form == secret ]] || fail "give the form: secret NAME, or line."
 [[ $form == line || $name =~ ^[a-z0-9]([a-z0-9-]*[a-z0-9])?$ ]] ||
-    fail "secret ${name:-(none)} is no name for Kubernetes. Use small letters, digits and hyphens."
+    fail "secret ${name:-(none)} is not a name for Kubernetes. Use small letters, digits and hyphens."
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 TMPDIR=$folder SLUICE_HOME=$folder/home .venv/bin/python -c '

@@ -165,7 +165,7 @@ def _own_log() -> str:
 
 
 def _last_lines(descriptor: int) -> list[str]:
-    """Return the last lines of the file behind an output of this process; an empty list when it is no file."""
+    """Return the last lines of the file behind an output of this process; an empty list when it is not a file."""
     path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     # Ray writes marks for its own log reader between the lines: ":job_id:...", ":actor_name:...".

@@ -69,8 +69,8 @@ class AuditReport:
 def audit_run_folder(folder: Path, data: Path | None = None) -> AuditReport:
     """Return the audit of a run, reading only. data: the present path of its prompts, None: the settings'.
 
-    Raises: SettingsError for a folder that is no run's, or prompts that are not there; OperatorError for a ledger that
-    cannot be read.
+    Raises: SettingsError for a folder without a run, or missing prompts; OperatorError for a ledger that cannot be
+    read.
     """
     with open_run(folder, data) as run:
         steps, terms = read_steps(run), Terms(run)

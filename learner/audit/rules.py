@@ -104,7 +104,7 @@ RULES = [
         "SELECT \"group\", step FROM group_facts WHERE state = 'skipped' AND TRIM(COALESCE(reason, '')) = ''",
     ),
     # -- steps: contiguous, of the right size, applied whole or not at all
-    Rule("steps_contiguous", "is no step: they are counted from 1", "SELECT step FROM step_facts WHERE step < 1"),
+    Rule("steps_contiguous", "is not a step: they are counted from 1", "SELECT step FROM step_facts WHERE step < 1"),
     Rule(
         "steps_contiguous",
         "no group is of {missing}, but some are of this one",
@@ -159,7 +159,7 @@ RULES = [
         'GROUP BY t."group", t.incarnation ORDER BY t.step, t."group"',
     ),
     # -- metrics.jsonl has the ledger's steps and numbers
-    Rule("metrics", "line {number} is no metrics line", "SELECT number FROM lines WHERE line_step IS NULL", METRICS),
+    Rule("metrics", "line {number} is not a metrics line", "SELECT number FROM lines WHERE line_step IS NULL", METRICS),
     Rule(
         "metrics",
         "line {number} follows step {previous}",

@@ -107,8 +107,8 @@ class AuditedRun:
 def open_run(folder: Path, data: Path | None) -> Iterator[AuditedRun]:
     """Yield the run in a folder. data: the present path of the training prompts, None: the settings'.
 
-    Raises: SettingsError for a folder that is no run's, or prompts that are not there; OperatorError for a ledger that
-    cannot be read.
+    Raises: SettingsError for a folder without a run, or missing prompts; OperatorError for a ledger that cannot be
+    read.
     """
     for name in ("", "settings.yaml", LEDGER):
         if not (folder / name).exists():

@@ -120,7 +120,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return verify(path.resolve())
     except CorruptCheckpointError as error:
         raise SettingsError(
-            f"settings: run.resume = {path} is no valid checkpoint ({error}). "
+            f"settings: run.resume = {path} is not a valid checkpoint ({error}). "
             "Name a folder such as runs/NAME/checkpoints/step_000100, or use auto."
         ) from None
 

@@ -147,7 +147,7 @@ class Coordinator:
                 self._on_save_ledger(peer, message)
 
     def refuse(self, peer: str, error: FrameError, request: int = 0, sample: SampleStamp | None = None) -> None:
-        """Count a frame that is no valid message, and tell its sender why.
+        """Count a frame that is not a valid message, and tell its sender why.
 
         sample: the sample that the frame is a result of, if it says so. Without its name in the answer, the server
         would send the result again, for ever.
@@ -268,7 +268,7 @@ class Coordinator:
         path = Path(message.path)
         is_new = not self._copies.has_request(path, message.request)
         if is_new and not _is_file_inside(path, self._record.folder):
-            problem = f"{message.path[:500]} is no new file inside {self._record.folder}"
+            problem = f"{message.path[:500]} is not a new file inside {self._record.folder}"
             self.refuse(peer, FrameError("$.path", problem, "path"), message.request)
             return
         try:

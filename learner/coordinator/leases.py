@@ -23,7 +23,7 @@ _ELSEWHERE_S = 30.0
 class OverdueLimit:
     """The time after which a group is leased a second time, learned from how long groups take.
 
-    A second lease is no failure: the first one's samples count if they come first, so long answers are not cut off.
+    A second lease is not a failure: the first one's samples count if they come first, so long answers are not cut off.
 
     Example: after groups that took 10 to 20 s, a lease is overdue after 80 s.
     >>> limit = OverdueLimit(limit_s=600.0)
@@ -167,7 +167,7 @@ class Leases:
         self._fail_one(group, facts.sample_index, facts.attempt, server, "trajectory", f"refused: {error}")
 
     def refuse(self, server: str, sample: SampleStamp, error: FrameError) -> None:
-        """Have a server drop a result that is no valid message: sent again, it would be refused again."""
+        """Have a server drop a result that is not a valid message: sent again, it would be refused again."""
         self._mailbox.acknowledge(server, sample.group, sample.sample_index, "refused", str(error))
         group = self._groups.find(sample.group)
         self._fail_one(group, sample.sample_index, sample.attempt, server, "trajectory", f"refused: {error}")
@@ -215,7 +215,7 @@ class LeaseRecall:
         """Release the samples of a server without a connection.
 
         They fail when the server turns out to have died. A server that sends messages again (`note_alive`) had its link
-        cut, which is no failure of a sample.
+        cut, which is not a failure of a sample.
         """
         lost = self._out_of_reach.setdefault(server, {})
         for group in self._groups.held_by(server):

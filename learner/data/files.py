@@ -38,7 +38,7 @@ def parse_hub_name(text: str) -> HubName:
     """Return the parsed name, with or without `hf:`. Raises: SettingsError."""
     found = _NAME.fullmatch(text.removeprefix(HUB_PREFIX))
     if found is None:
-        raise SettingsError(f"data: {text} is no name on the Hugging Face hub. Write {_FORM}.")
+        raise SettingsError(f"data: {text} is not a name on the Hugging Face hub. Write {_FORM}.")
     return HubName(found["repo"], found["config"], found["revision"], found["split"] or "train")
 
 

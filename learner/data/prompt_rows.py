@@ -48,7 +48,7 @@ class RowReader(Protocol):
 def each_row(file: Path) -> Iterator[Row]:
     """Yield every row of a file in order, without blank lines.
 
-    Raises: SettingsError for an unreadable file, and with the line number for a line that is no JSON object.
+    Raises: SettingsError for an unreadable file, and with the line number for a line that is not a JSON object.
     """
     return _parquet_rows(file) if is_parquet(file) else _jsonl_rows(file)
 

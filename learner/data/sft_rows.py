@@ -89,7 +89,7 @@ def _parse(line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise _BadLineError(f"is no JSON ({error})") from None
+        raise _BadLineError(f"is not JSON ({error})") from None
     if not isinstance(row, dict):
         raise _BadLineError(f"is {type(row).__name__}, expected an object")
     return row
@@ -107,7 +107,7 @@ def _segments(row: dict[str, Any], tokenizer: "PreTrainedTokenizerBase") -> list
 
 def _weighted_segments(segments: Any, bos: str) -> list[Segment]:
     if not isinstance(segments, list):
-        raise _BadLineError("segments is no list")
+        raise _BadLineError("segments is not a list")
     checked: list[Segment] = []
     for i, segment in enumerate(segments):
         text, weight = (segment.get("text"), segment.get("weight")) if isinstance(segment, dict) else (None, None)

@@ -88,7 +88,7 @@ def count_parameters(model: Path) -> int:
     total = 0
     for path in stored:
         with safe_open(path, framework="numpy") as file:
-            for name in list(file.keys()):  # safe_open is no mapping
+            for name in list(file.keys()):  # safe_open is not a mapping
                 size = 1
                 for length in file.get_slice(name).get_shape():
                     size *= length
@@ -153,7 +153,7 @@ def _check_model(folder: Path, setting: str, name: str) -> None:
     except (OSError, ValueError) as error:
         raise SettingsError(f"settings: {setting} = {name}: its config.json is not JSON: {error}.") from None
     if not isinstance(config, dict):
-        raise SettingsError(f"settings: {setting} = {name}: its config.json is no JSON object.")
+        raise SettingsError(f"settings: {setting} = {name}: its config.json is not a JSON object.")
     weights = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHT_SUFFIXES)
     if not weights:
         raise SettingsError(f"settings: {setting} = {name} holds no weights (*.safetensors). Give a complete model.")
@@ -254,5 +254,5 @@ def _count_adapters(model: Path, lora: LoraSettings) -> int:
 def _stored_shapes(model: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     for path in stored_weights(model):
         with safe_open(path, framework="numpy") as file:
-            for name in list(file.keys()):  # safe_open is no mapping
+            for name in list(file.keys()):  # safe_open is not a mapping
                 yield name, tuple(file.get_slice(name).get_shape())

@@ -57,7 +57,7 @@ INSERT INTO meta VALUES ('schema', '{VERSION}') ON CONFLICT DO UPDATE SET value 
 def prepare_schema(db: sqlite3.Connection, path: Path) -> None:
     """Make the missing tables and columns. A ledger of this version is not changed.
 
-    Raises: OperatorError for a ledger of a newer version; sqlite3.Error for a file that is no ledger.
+    Raises: OperatorError for a ledger of a newer version; sqlite3.Error for a file that is not a ledger.
     """
     if schema_version(db, path) != VERSION:
         # Each statement may be repeated after a kill; the last one sets the version.

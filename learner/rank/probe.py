@@ -30,7 +30,7 @@ _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
 _MIN_CHANGE = 4.0  # smallest change that the second test uses, in units of noise
 _MIN_NOISE = 1e-3  # lower bound of the noise, as a share of the tolerance
 _NUM_READINGS = 256  # newest readings of good servers, which estimate the noise
-# Largest missing part that is no fault, as a share of the change and in standard deviations of the part's noise.
+# Largest missing part that is not a fault, as a share of the change and in standard deviations of the part's noise.
 _MAX_GOOD_PART = 0.1
 _MAX_GOOD_DEVIATIONS = 8.0
 # Share of tokens that are outliers: rounding makes a mixture of experts send a token to another expert. Weights of
@@ -100,7 +100,7 @@ class Probe:
         text = (
             f"{server} computes other logprobs than the learner after the push: they differ by up to {largest:.2g} nats"
         )
-        if not largest <= self._tolerance:  # a NaN is no match either
+        if not largest <= self._tolerance:  # a NaN is not a match either
             return f"{text}, more than {self._tolerance:g}. Set weights.probe_tolerance if the precision explains it"
         if (part := self._missing_part(differences)) is not None:
             return f"{text}, as if {part:.0%} of the push's change were missing: some weights are of another version"

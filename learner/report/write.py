@@ -39,7 +39,7 @@ def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
     """Write report.html into the run folder and return its path.
 
     tokenizer_dir: folder with tokenizer.json; None: policy.model of the run's settings, where that is a folder.
-    Raises: OperatorError when run_folder is no folder or cannot be written.
+    Raises: OperatorError when run_folder is not a folder or cannot be written.
     """
     if not run_folder.is_dir():
         raise OperatorError(f"{run_folder} is not a folder. Give a run's folder, such as runs/NAME.")

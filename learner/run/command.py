@@ -118,7 +118,7 @@ def _show_settings(settings: Settings) -> None:
     for name, value, is_changed in describe_settings(settings):
         if is_changed:
             table.add_row(name, value)
-    Console(markup=False, emoji=False).print(table)  # values are the user's: [/INST] is no markup
+    Console(markup=False, emoji=False).print(table)  # values are the user's: [/INST] is not markup
 
 
 def _save_traceback(error: BaseException) -> str:

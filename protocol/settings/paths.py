@@ -32,7 +32,7 @@ def absolute_path(path: str, info: ValidationInfo) -> str:
 
 
 def environment_file(name: str) -> tuple[str, str] | None:
-    """Return the kind and the path in rollout.environment; None when it is no user's file.
+    """Return the kind and the path in rollout.environment; None when it is not a user's file.
 
     Example: "openrlhf_agent:my/agent.py" -> ("openrlhf_agent", "my/agent.py")
     """
@@ -45,7 +45,7 @@ def _data_path(name: str, info: ValidationInfo) -> str:
 
 
 def _model_path(name: str, info: ValidationInfo) -> str:
-    """A name that is no folder may be a name on the Hugging Face hub."""
+    """A name that is not a folder may be a name on the Hugging Face hub."""
     absolute = absolute_path(name, info)
     return absolute if name and Path(absolute).is_dir() else name
 

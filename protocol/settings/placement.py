@@ -94,7 +94,7 @@ class PlacementSettings(Section):
         roles = get_args(Role)
         for pair in value if isinstance(value, list | tuple) else ():
             if not isinstance(pair, list | tuple) or len(pair) != 2 or pair[0] == pair[1]:
-                raise ValueError(f"{pair!r} is no pair of two roles. Give pairs such as [[ranks, servers]].")
+                raise ValueError(f"{pair!r} is not a pair of two roles. Give pairs such as [[ranks, servers]].")
             if unknown := [role for role in pair if role not in roles]:
                 raise ValueError(f"{unknown[0]} is not a role. Expected one of {', '.join(roles)}.")
         return value
@@ -173,13 +173,13 @@ def _check_shape(name: str, placed: RankPlacement, whole: str, count: int, gpus_
         return
     if gpus % gpus_each:
         raise ValueError(
-            f"{name}.gpus_per_node = {gpus} is no multiple of rollout.tensor_parallel_size = {gpus_each}: a server's "
-            "GPUs are of one node. Change one."
+            f"{name}.gpus_per_node = {gpus} is not a multiple of rollout.tensor_parallel_size = {gpus_each}: a "
+            "server's GPUs are of one node. Change one."
         )
     fit = _fitting(placed, gpus, gpus_each)
     if nodes is None and count % fit:
         raise ValueError(
-            f"{name}.gpus_per_node = {gpus} holds {fit} processes on each node, and {whole} is no multiple of it. "
+            f"{name}.gpus_per_node = {gpus} holds {fit} processes on each node, and {whole} is not a multiple of it. "
             "Change one."
         )
     if nodes is not None and nodes * fit != count:

@@ -51,7 +51,7 @@ def _checked_store(url: str) -> str:
     """Raise ValueError for a text that is not a folder's URL, or holds a user, password or key."""
     kind, separator, place = url.partition("://")
     if not separator or not re.fullmatch(r"[a-z][a-z0-9+.-]*", kind) or not place:
-        raise ValueError("is no URL of a folder. Give s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER.")
+        raise ValueError("is not a URL of a folder. Give s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER.")
     authority, _, query = place.partition("?")
     if ":" in authority.rpartition("@")[0] or query:
         raise ValueError(

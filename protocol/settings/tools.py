@@ -34,14 +34,16 @@ class HttpTool(Section):
     def _check_parameters(cls, parameters: dict[str, Any]) -> dict[str, Any]:
         properties = parameters.get("properties", {})
         if parameters.get("type") != "object" or not isinstance(properties, dict):
-            raise ValueError('is no JSON schema of an object. Expected {"type": "object", "properties": {..}}')
+            raise ValueError('is not a JSON schema of an object. Expected {"type": "object", "properties": {..}}')
         for name, schema in properties.items():
             if not isinstance(schema, dict):
-                raise ValueError(f"has the property {name!r}, which is no schema. Expected one such as {{'type': ..}}")
+                raise ValueError(
+                    f"has the property {name!r}, which is not a schema. Expected one such as {{'type': ..}}"
+                )
         required = parameters.get("required", [])
         if not isinstance(required, list) or (unknown := [name for name in required if name not in properties]):
             unlisted = f"requires {unknown[0]!r}, which is none of its properties" if isinstance(required, list) else ""
-            raise ValueError(unlisted or "has a `required` that is no list of names")
+            raise ValueError(unlisted or "has a `required` that is not a list of names")
         return parameters
 
 

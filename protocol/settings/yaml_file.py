@@ -16,8 +16,8 @@ _HOME_VARIABLE = "$SLUICE_HOME"
 def read_yaml(path: Path, option: str = "--config") -> dict[str, Any]:
     """Return a settings file's content, unvalidated; {} for an empty one. option: the option that named the file.
 
-    Raises: SettingsError for a file that cannot be read, is not YAML, is no map, has a key twice, or a number that YAML
-    reads as another one.
+    Raises: SettingsError for a file that cannot be read, is not YAML, is not a map, has a key twice, or has a number
+    that YAML reads as another one.
     """
     try:
         text = path.read_text(encoding="utf-8").replace(_HOME_VARIABLE, str(sluice_home()))

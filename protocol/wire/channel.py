@@ -73,7 +73,7 @@ class RouterChannel:
     ) -> None:
         """A peer that sends a longer frame, or does not prove its key within handshake_ms, is disconnected.
 
-        Raises: OperatorError when `host` is no address of this node.
+        Raises: OperatorError when `host` is not an address of this node.
         """
         self._context = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)

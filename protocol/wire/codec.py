@@ -24,7 +24,7 @@ SEAL_BYTES = 8
 _UNSEALED_SCHEMA = 1
 # A header up to this size becomes a few hundred kB of objects at most: counting its values would cost more.
 _SMALL_HEADER_BYTES = 4096
-# Errors of msgspec for bytes that are no MessagePack, or values of other types.
+# Errors of msgspec for bytes that are not MessagePack, or values of other types.
 _NOT_DECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 

@@ -30,7 +30,9 @@ class RerankedIndex:
         except (OSError, ValueError) as error:
             raise OperatorError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from None
         if loaded.config.num_labels != 1 or found["missing_keys"]:
-            raise OperatorError(f"{where} is no cross-encoder: expected a sequence-classification model of one output.")
+            raise OperatorError(
+                f"{where} is not a cross-encoder: expected a sequence-classification model of one output."
+            )
         self._model = loaded.to(self._device).eval()
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:

@@ -57,7 +57,7 @@ class GuardedEnvironment:
         return self.read(lambda: _checked_prompt(prompt), "its answer cannot be read: ")
 
     async def step(self, turn: Turn) -> Step:
-        """Return the environment's answer. Its observation is no plain string; its reward is finite or None."""
+        """Return the environment's answer. Its observation is not a plain string; its reward is finite or None."""
         step = await self.call(lambda: self.inner.step(turn), "no observation")
         return self.read(lambda: _checked_step(step), "its answer cannot be read: ")
 

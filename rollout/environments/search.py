@@ -56,7 +56,7 @@ def has_answer(text: str) -> bool:
 
 
 def query_of(turn: Turn) -> str | None:
-    """Return the turn's query; None when it is no search.
+    """Return the turn's query; None when it is not a search.
 
     Example: `<search> country X</search>` -> "country X". Characters after the end tag belong
     to the token of its last character.

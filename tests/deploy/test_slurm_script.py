@@ -243,7 +243,7 @@ def test_job_that_is_preempted_is_requeued(job: Job) -> None:
     [
         ({"SLURM_HET_SIZE": "2"}, "a heterogeneous job would use its first component's nodes only"),
         ({"NODES": ""}, "scontrol show hostnames nodes names no node."),
-        ({"SLURM_SUBMIT_DIR": "/"}, "/ is no checkout of Sluice. Submit from one, or set SLUICE_CHECKOUT."),
+        ({"SLURM_SUBMIT_DIR": "/"}, "/ is not a checkout of Sluice. Submit from one, or set SLUICE_CHECKOUT."),
     ],
 )
 def test_job_that_cannot_be_is_refused_before_anything_starts(job: Job, environment: dict[str, str], says: str) -> None:

@@ -25,7 +25,7 @@ class Family:
     bos: str | None  # name of the one that begins a text; None: there is none
     end: str  # name of the one that ends a turn
     template: str  # chat template
-    words: tuple[str, ...] = ()  # added tokens that are no control tokens
+    words: tuple[str, ...] = ()  # added tokens that are not control tokens
 
     @property
     def names(self) -> list[str]:

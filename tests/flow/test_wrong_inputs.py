@@ -103,7 +103,7 @@ SETTINGS = [
 FOLDERS = [
     Wrong(
         "resume from nothing", 2,
-        "settings: run.resume = {user}/nowhere is no valid checkpoint ({user}/nowhere has no MANIFEST.json). "
+        "settings: run.resume = {user}/nowhere is not a valid checkpoint ({user}/nowhere has no MANIFEST.json). "
         "Name a folder such as runs/NAME/checkpoints/step_000100, or use auto.",
         {"run.resume": "{user}/nowhere"},
     ),
@@ -120,7 +120,7 @@ FOLDERS = [
         {"rollout.max_context_tokens": 4096},
     ),
     Wrong(
-        "environment that is no name", 2,
+        "environment that is not a name", 2,
         "settings: rollout.environment = serch: expected one of single_turn, search, tools, agents, "
         "agent:FILE.py:function, openrlhf_agent:FILE.py, verl_tools:FILE.yaml, module:Class or FILE.py:Class.",
         {"rollout.environment": "serch"},

@@ -147,7 +147,7 @@ LATE = [
         is_pattern=True,
     ),
     Wrong(
-        "demonstration that is no row",
+        "demonstration that is not a row",
         1,
         "{user}/demonstrations.jsonl, line 1: .+",
         {"policy.warm_start.data": "{user}/demonstrations.jsonl"},

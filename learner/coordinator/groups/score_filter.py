@@ -76,6 +76,6 @@ class ScoreFilter:
         if name in facts.reward_parts or name == _ENVIRONMENT:
             return facts.reward_parts.get(name, 0.0)
         raise OperatorError(
-            f"filter.score = {name} is no part of the reward of {facts.group}, which has "
+            f"filter.score = {name} is not a part of the reward of {facts.group}, which has "
             f"{', '.join(sorted(facts.reward_parts)) or 'no parts'}. Set filter.score to reward or to one of these."
         )

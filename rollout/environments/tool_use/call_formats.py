@@ -47,7 +47,7 @@ class CallReader:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.tool_parsers import ToolParserManager
 
-        # The parsers log a stack trace for each text that is no call. A policy in training writes many.
+        # The parsers log a stack trace for each text that is not a call. A policy in training writes many.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         logging.getLogger("vllm.parser").setLevel(logging.CRITICAL)
         self.call_format = call_format

@@ -36,7 +36,7 @@ class VerlTool:
         return str(created[0] if isinstance(created, tuple | list) else created)
 
     async def execute(self, instance_id: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> ToolReply:
-        """Return a call's reply. Raises: NeighbourError for a reply that is no text."""
+        """Return a call's reply. Raises: NeighbourError for a reply that is not text."""
         parameters = json.dumps(arguments) if self._takes_text else dict(arguments)
         accepted = _accepted_options(self._tool.execute, options)
         returned = await self._tool.execute(instance_id, parameters, **accepted)

@@ -93,11 +93,11 @@ class HttpToolClient:
 
 
 def _read(reply: bytes) -> str | ToolRefusal:
-    """Return a reply's text or its refusal. Raises: BodyError for a reply that is no text."""
+    """Return a reply's text or its refusal. Raises: BodyError for a reply that is not text."""
     try:
         text = reply.decode()
     except UnicodeDecodeError:
-        raise BodyError("$", "is no text in UTF-8") from None
+        raise BodyError("$", "is not text in UTF-8") from None
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

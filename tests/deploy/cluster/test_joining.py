@@ -87,7 +87,7 @@ def test_file_that_others_can_read_is_refused(head: Home) -> None:
 def test_anything_else_is_no_join_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "join").write_text(text)
     (tmp_path / "join").chmod(0o600)
-    with pytest.raises(SettingsError, match="is no join file"):
+    with pytest.raises(SettingsError, match="is not a join file"):
         read_join_file(tmp_path / "join")
 
 

@@ -74,7 +74,7 @@ def test_ray_that_was_started_with_another_tmpdir_is_found_and_ended(
     gcs = subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: str(folder)})
     try:
         while psutil.Process(gcs.pid).environ().get(MARK) is None:
-            pass  # it is no sleep yet
+            pass  # it does not sleep yet
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "b"))
         assert [process.pid for process in ray_processes(home)] == [gcs.pid]
         end_ray(home)

@@ -20,7 +20,7 @@ METRICS_RULES: list[tuple[str, str, list[str]]] = [
         "metrics.jsonl, step 3: line 3 follows step 1",
     ]),
     ('{"step": 2,', '{"step" 2,', [
-        "metrics.jsonl: line 2 is no metrics line",
+        "metrics.jsonl: line 2 is not a metrics line",
         "metrics.jsonl, step 3: line 3 follows step 1",
     ]),
     ('"policy_version": 1,', '"policy_version": 2,', [

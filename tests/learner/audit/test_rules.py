@@ -125,7 +125,7 @@ LEDGER_RULES: list[tuple[str, list[str], list[str]]] = [
         "steps_contiguous",
         ["UPDATE prompts SET step = 0 WHERE step = 1"],
         [
-            "ledger.sqlite, step 0: is no step: they are counted from 1",
+            "ledger.sqlite, step 0: is not a step: they are counted from 1",
             "ledger.sqlite, step 2: no group is of step 1, but some are of this one",
         ],
     ),

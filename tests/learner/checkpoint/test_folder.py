@@ -168,7 +168,7 @@ def test_rotate_keeps_the_newest_valid_ones(tmp_path: Path) -> None:
 
 
 def test_named_path_without_a_checkpoint_is_a_wrong_setting(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"run.resume = .*nothing is no valid checkpoint .*has no MANIFEST.json"):
+    with pytest.raises(SettingsError, match=r"run.resume = .*nothing is not a valid checkpoint .*has no MANIFEST.json"):
         open_checkpoint(tmp_path / "nothing")
 
 

@@ -1,4 +1,4 @@
-"""A run's command and a fleet that ended: Ray starts it again, which takes seconds and is no death of the run."""
+"""A run's command and a fleet that ended: Ray starts it again, which takes seconds and is not a death of the run."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

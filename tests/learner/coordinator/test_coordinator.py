@@ -63,6 +63,6 @@ def test_save_ledger_is_refused_outside_the_run_s_folder(script: Script, tmp_pat
     path = path.replace("{}", str(tmp_path))
     script.tell("rank-0", m.SaveLedger(**script.stamp, path=path, step=1))
     (refused,) = script.take("rank-0", m.Refusal)
-    assert refused.detail == f"$.path: {path[:500]} is no new file inside {tmp_path}"
+    assert refused.detail == f"$.path: {path[:500]} is not a new file inside {tmp_path}"
     assert script.coordinator.counts["refused:path"] == 1
     assert not (tmp_path.parent / "elsewhere.sqlite").exists()

@@ -176,7 +176,7 @@ def test_a_score_that_no_reward_has_is_told(tmp_path: Path) -> None:
     script = filtering(tmp_path, score="f1")
     lease = script.demand()[0]
     script.deliver("s1", lease, 0, reward_parts={"em": 1.0})
-    with pytest.raises(OperatorError, match=r"filter.score = f1 is no part .* which has em\. Set filter.score"):
+    with pytest.raises(OperatorError, match=r"filter.score = f1 is not a part .* which has em\. Set filter.score"):
         script.deliver("s1", lease, 1, reward_parts={"em": 1.0})
 
 

@@ -101,7 +101,7 @@ def test_index_is_read_anew_for_other_settings(tmp_path: Path) -> None:
         (["{}/empty"], "data: the folder {}/empty has no *.jsonl and no *.parquet. Name the files."),
         (["{}/a.jsonl", "{}/*.jsonl"], "data: {}/a.jsonl is named twice, by {}/a.jsonl and by {}/*.jsonl."),
         (["{}/a.jsonl.gz"], "data: {}/a.jsonl.gz is packed, and rows are read one by one in any order. Unpack it"),
-        (["hf:a b"], "data: hf:a b is no name on the Hugging Face hub. Write hf:OWNER/NAME[/CONFIG]"),
+        (["hf:a b"], "data: hf:a b is not a name on the Hugging Face hub. Write hf:OWNER/NAME[/CONFIG]"),
     ],
 )
 def test_what_is_not_there_is_said(tmp_path: Path, given: list[str], says: str) -> None:

@@ -120,7 +120,7 @@ def test_text_prompt_has_the_tokens_that_a_rollout_is_prompted_with(tmp_path: Pa
 
 def test_blank_lines_are_no_rows_and_keep_the_count(tmp_path: Path, model: Path) -> None:
     good = {"prompt": "a", "response": "b"}
-    with pytest.raises(OperatorError, match="line 4: is no JSON"):
+    with pytest.raises(OperatorError, match="line 4: is not JSON"):
         load(tmp_path, model, good, "", good, "{")
 
 
@@ -129,7 +129,7 @@ def test_blank_lines_are_no_rows_and_keep_the_count(tmp_path: Path, model: Path)
     [
         ("[1]", "is list, expected an object"),
         ({"text": "x"}, 'has the keys [\'text\'], expected "segments", "messages", or "prompt" and "response"'),
-        ({"segments": 3}, "segments is no list"),
+        ({"segments": 3}, "segments is not a list"),
         ({"segments": [{"text": 1, "weight": 1}]}, "segments[0].text is 1, expected a string"),
         ({"segments": [{"text": "a", "weight": -1}]}, "segments[0].weight is -1, expected a number of at least 0"),
         ('{"segments": [{"text": "a", "weight": NaN}]}', "segments[0].weight is nan, expected a number of at least 0"),

@@ -282,5 +282,5 @@ def test_copy_that_would_first_be_written_over_what_the_run_needs_is_refused(tmp
         coordinator.receive("rank-0", save, [], 1.0)
         ((_, refused, _),) = coordinator.take_outgoing()
     assert isinstance(refused, m.Refusal)
-    assert refused.detail == f"$.path: {tmp_path / path} is no new file inside {tmp_path}"
+    assert refused.detail == f"$.path: {tmp_path / path} is not a new file inside {tmp_path}"
     assert (tmp_path / ".lock").exists()

@@ -173,7 +173,7 @@ def main(arguments: Sequence[str]) -> None:
     import_deepspeed()
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401  # once, not once a rank
 
-    gc.freeze()  # what is there by now is no tensor of a model: counting leaves it out
+    gc.freeze()  # what is there by now is not a tensor of a model: counting leaves it out
 
     for world_size in WORLDS:
         run_world(world_size, folder, str(world_size), train)

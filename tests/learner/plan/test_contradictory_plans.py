@@ -82,8 +82,8 @@ PLANS = [
     ),
     Wrong(
         {"ranks": {"gpus_per_node": 3}},
-        "placement.ranks.gpus_per_node = 3 holds 3 processes on each node, and learner.num_ranks = 8 is no multiple of "
-        "it. Change one.",
+        "placement.ranks.gpus_per_node = 3 holds 3 processes on each node, and learner.num_ranks = 8 is not a multiple "
+        "of it. Change one.",
     ),
     Wrong(
         {"ranks": {"nodes": 2, "gpus_per_node": 8}},
@@ -97,8 +97,8 @@ PLANS = [
     ),
     Wrong(
         {"servers": {"gpus_per_node": 3}},
-        "placement.servers.gpus_per_node = 3 is no multiple of rollout.tensor_parallel_size = 2: a server's GPUs are "
-        "of one node. Change one.",
+        "placement.servers.gpus_per_node = 3 is not a multiple of rollout.tensor_parallel_size = 2: a server's GPUs "
+        "are of one node. Change one.",
     ),
     Wrong(
         {"servers": {"nodes": 2, "gpus_per_node": 2}},
@@ -150,7 +150,7 @@ PLANS = [
     ),
     Wrong(
         {"colocate": [["servers", "servers"]]},
-        "['servers', 'servers'] is no pair of two roles. Give pairs such as [[ranks, servers]].",
+        "['servers', 'servers'] is not a pair of two roles. Give pairs such as [[ranks, servers]].",
     ),
     Wrong(
         {"colocate": [["ranks", "retriever"]]},
@@ -158,7 +158,7 @@ PLANS = [
     ),
     Wrong(
         {"colocate": [["ranks"]]},
-        "['ranks'] is no pair of two roles. Give pairs such as [[ranks, servers]].",
+        "['ranks'] is not a pair of two roles. Give pairs such as [[ranks, servers]].",
     ),
     Wrong(
         {"ranks": {"nodes": 2}, "servers": {"nodes": 4}, "colocate": [["ranks", "servers"]]},

@@ -14,7 +14,7 @@ _NAME_RULE = "expected at most 180 of A-Z a-z 0-9 . _ -, beginning with a letter
 
 
 def every_field(model: type[BaseModel], prefix: str = "") -> dict[str, str | None]:
-    """Return the description of every field that is no section, by dotted name."""
+    """Return the description of every field that is not a section, by dotted name."""
     found: dict[str, str | None] = {}
     for name, field in model.model_fields.items():
         kind = field.annotation

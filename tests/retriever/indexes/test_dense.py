@@ -193,7 +193,7 @@ def test_reranker_orders_the_first_hits_by_its_own_scores(tmp_path: Path) -> Non
 
 
 def test_model_that_is_no_cross_encoder_is_refused(encoder: Path) -> None:
-    with pytest.raises(OperatorError, match="is no cross-encoder: expected"):
+    with pytest.raises(OperatorError, match="is not a cross-encoder: expected"):
         RerankedIndex(Bm25Index.build(CORPUS), CORPUS, str(encoder), depth=4)
 
 

@@ -30,7 +30,7 @@ async def _streamed(scene: AgentsScene, told: dict[str, Any], text: str) -> http
 
 
 async def _data(lines: AsyncIterator[str]) -> tuple[str, list[str]]:
-    """Return a stream's text, and its events that are no JSON."""
+    """Return a stream's text, and its events that are not JSON."""
     events = [line.removeprefix("data: ") async for line in lines if line.startswith("data: ")]
     chunks = [json.loads(event) for event in events if event.startswith("{")]
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]

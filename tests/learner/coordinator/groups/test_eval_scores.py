@@ -36,7 +36,7 @@ def test_error_is_the_standard_error_of_the_mean() -> None:
         ((1.0, 0.0, 1.0), ("a", "b", "a"), 1.0),
         ((0.0, 1.0, 0.0), ("a", "b", "a"), 0.0),
         ((1.0, 0.0), ("a", "b"), 0.5),  # two answers with a vote each: either may be taken
-        ((1.0, 0.0, 0.0), ("a", None, None), 1.0),  # no answer is no vote
+        ((1.0, 0.0, 0.0), ("a", None, None), 1.0),  # no answer is not a vote
         ((1.0, 0.0), (None, None), 0.5),
         ((1.0, 0.5, 0.0), ("a", "a", "b"), 0.75),  # the same answer need not have the same reward
     ],

@@ -90,7 +90,7 @@ async def test_call_that_the_tool_refuses_is_the_policys_to_mend(
         (Answer({"error": "who are you?"}, 401), "answered 401", 1),
         (Answer(b"nothing here", 404), "answered 404", 1),
         (Answer({"result": "moved"}, 307, headers={"location": "http://127.0.0.1:1/"}), "redirected to", 1),
-        (Answer(b"\xff\xfe"), "is no text in UTF-8", 2),
+        (Answer(b"\xff\xfe"), "is not text in UTF-8", 2),
         (Answer(b"x" * ((1 << 20) + 1)), "the reply is over 1048576 bytes", 2),
     ],
 )
