@@ -56,6 +56,7 @@ class CallReader:
         self._ends = _control_names(tokenizer)
         marks = (getattr(self._parser, name, None) for name in ("bot_token", "tool_call_start_token"))
         self._openings = {mark for mark in marks if isinstance(mark, str) and mark}
+        self._function_marks = _prepare_engine(self._parser)
 
     def learn_opening(self, written: str) -> None:
         """Take the first word of a well-formed call as the sign of a call, also of one that cannot be read."""
@@ -76,10 +77,19 @@ class CallReader:
             found = None
         if found is None or not found.tools_called:
             if any(opening in spoken for opening in self._openings):
-                return text, [Call("", {}, f"it is not a complete call in the format {self.call_format}")]
+                return text, [self._incomplete_call()]
             return text, []
         calls = [_call(each.function.name, each.function.arguments) for each in found.tool_calls]
-        return (thought + end + (found.content or "")).strip(), calls
+        if self._function_marks is not None:
+            begin, close = map(spoken.rfind, self._function_marks)
+            if begin > close:
+                # The parser has completed the last call by itself: with the arguments so far, or with part of a name.
+                calls[-1] = self._incomplete_call()
+        space = spoken[: len(spoken) - len(spoken.lstrip())]
+        return (thought + end + space + (found.content or "").lstrip()).strip(), calls
+
+    def _incomplete_call(self) -> Call:
+        return Call("", {}, f"it is not a complete call in the format {self.call_format}")
 
 
 def choose_reader(wanted: str, tokenizer: Any) -> CallReader:
@@ -164,8 +174,25 @@ def _rendered_turn(tokenizer: Any, turn: dict[str, Any]) -> str:
     return str(tokenizer.apply_chat_template(messages, tools=[_PROBE_TOOL], tokenize=False))
 
 
+def _prepare_engine(parser: Any) -> tuple[str, str] | None:
+    """Prepare a parser that is built on vLLM's streaming engine; return the marks around one of its calls.
+
+    None: the parser has no such engine, or the format no tag for each function.
+    """
+    engine = getattr(parser, "_parser_engine", None)
+    if engine is None:
+        return None
+    # For a stream, the engine converts all arguments so far at each "<" and ">": 20 kB of HTML took over 10 s.
+    engine._stream_arg_deltas = False
+    terminals = engine._engine.config.terminals
+    marks = (terminals.get("FUNC_PREFIX"), terminals.get("FUNC_END"))
+    return marks if all(isinstance(mark, str) for mark in marks) else None
+
+
 def _call(name: str, arguments: str) -> Call:
     """Return a call whose arguments are JSON, or JSON in a JSON text."""
+    if not name:
+        return Call("", {}, "it has no name")
     value: Any = arguments
     try:
         for _ in range(2):

@@ -1,5 +1,6 @@
 """Calls of tools in a turn's text, as families of models write them, and the choice of the family by a proved call."""
 
+import time
 from typing import Any
 
 import pytest
@@ -46,6 +47,8 @@ def readers() -> dict[str, CallReader]:
         ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\nx\n</parameter>\n"
          "</function>\n</tool_call>", "", [TEXT]),
         ("qwen3_coder", "<tool_call><function=now></function></tool_call>", "", [NOW]),
+        ("qwen3_coder", "<think>Hm</think>\n\nI ask.\n<tool_call><function=now></function></tool_call>",
+         "<think>Hm</think>\n\nI ask.", [NOW]),
         ("llama3_json", '{"name": "add", "parameters": {"a": 1, "b": "x"}}<|eot_id|>', "", [ADD]),
         ("llama3_json", '<|python_tag|>{"name": "now", "parameters": {}}; {"name": "now", "parameters": {}}', "",
          [NOW, NOW]),
@@ -69,15 +72,26 @@ def test_calls_of_each_family_are_read(
         ("hermes", '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "arguments are not a JSON object"),
         ("hermes", "<tool_call>" + "[" * 100_000, "not a complete call"),
         ("qwen3_coder", "<tool_call>add(1)</tool_call>", "not a complete call"),
+        ("qwen3_coder", "<tool_call>\n<function=ad", "not a complete call"),
+        ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n", "not a complete call"),
         ("llama3_json", "<|python_tag|>import os", "not a complete call"),
         ("llama3_json", '{"name": "add", "parameters": ', "not a complete call"),
         ("mistral", "[TOOL_CALLS]add", "not a complete call"),
         ("mistral", "[TOOL_CALLS][7]", "not a complete call"),
+        ("mistral", '[TOOL_CALLS][{"arguments": {}}]', "it has no name"),
     ],
 )
 def test_broken_call_has_a_problem(readers: dict[str, CallReader], call_format: str, text: str, problem: str) -> None:
     _, (call,) = readers[call_format].read(text)
     assert problem in str(call.problem)
+
+
+def test_call_with_many_angle_brackets_is_read_fast(readers: dict[str, CallReader]) -> None:
+    html = '<div class="x"><p>Hello</p> <b>a -> b</b></div>\n' * 400
+    text = f"<tool_call><function=write>\n<parameter=text>\n{html}\n</parameter>\n</function></tool_call>"
+    begin = time.process_time()
+    assert readers["qwen3_coder"].read(text) == ("", [Call("write", {"text": html})])
+    assert time.process_time() - begin < 5.0
 
 
 @pytest.mark.parametrize(
