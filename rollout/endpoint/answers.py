@@ -33,20 +33,24 @@ def chat_answer(reply: TurnReply, request: TurnRequest) -> bytes:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
 
     text = reply.text
-    message = {"role": "assistant", "content": _content(text), "tool_calls": [_call(each) for each in text.calls]}
+    message: dict[str, Any] = {"role": "assistant", "content": _content(text)}
+    if text.calls:
+        message["tool_calls"] = [_call(each) for each in text.calls]
     choice = {"index": 0, "message": message, "finish_reason": text.finish, "logprobs": _chat_logprobs(reply, request)}
-    return _json(ChatCompletionResponse(**_head(reply, request), choices=[choice], usage=_usage(reply)))
+    head = _head(reply, request, "chat.completion")
+    return _json(ChatCompletionResponse(**head, choices=[choice], usage=_usage(reply)))
 
 
 def chat_events(reply: TurnReply, request: TurnRequest) -> Iterator[bytes]:
     """Yield a chat completion as server-sent events: the turn, its end, and the usage if the request asks for it."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionStreamResponse
 
-    text, head = reply.text, _head(reply, request)
-    calls = [{"index": place, **_call(each)} for place, each in enumerate(text.calls)]
-    delta = {"role": "assistant", "content": _content(text), "tool_calls": calls}
-    turn = {"index": 0, "delta": delta, "logprobs": _chat_logprobs(reply, request)}
-    end = {"index": 0, "delta": {}, "finish_reason": text.finish}
+    text, head = reply.text, _head(reply, request, "chat.completion.chunk")
+    delta: dict[str, Any] = {"role": "assistant", "content": _content(text)}
+    if text.calls:
+        delta["tool_calls"] = [{"index": place, **_call(each)} for place, each in enumerate(text.calls)]
+    turn = {"index": 0, "delta": delta, "finish_reason": None, "logprobs": _chat_logprobs(reply, request)}
+    end = {"index": 0, "delta": {}, "finish_reason": text.finish, "logprobs": None}
     for choice in (turn, end):
         yield _event(ChatCompletionStreamResponse(**head, choices=[choice]))
     if _wants_usage(request):
@@ -58,14 +62,15 @@ def text_answer(reply: TurnReply, request: TurnRequest) -> bytes:
     from vllm.entrypoints.openai.completion.protocol import CompletionResponse
 
     choice = _text_choice(reply, request)
-    return _json(CompletionResponse(**_head(reply, request), choices=[choice], usage=_usage(reply)))
+    head = _head(reply, request, "text_completion")
+    return _json(CompletionResponse(**head, choices=[choice], usage=_usage(reply)))
 
 
 def text_events(reply: TurnReply, request: TurnRequest) -> Iterator[bytes]:
     """Yield a completion as server-sent events."""
     from vllm.entrypoints.openai.completion.protocol import CompletionStreamResponse
 
-    head = _head(reply, request)
+    head = _head(reply, request, "text_completion")
     yield _event(CompletionStreamResponse(**head, choices=[_text_choice(reply, request)]))
     if _wants_usage(request):
         yield _event(CompletionStreamResponse(**head, choices=[], usage=_usage(reply)))
@@ -77,17 +82,19 @@ def error_event(body: dict[str, Any]) -> bytes:
 
 
 def _json(answer: Any) -> bytes:
-    return bytes(answer.model_dump_json(), "utf-8")
+    # vLLM's types have many fields of their own. As nulls they would break agents that add up the parts of a delta.
+    return bytes(answer.model_dump_json(exclude_unset=True), "utf-8")
 
 
 def _event(answer: Any) -> bytes:
     return b"data: " + _json(answer) + b"\n\n"
 
 
-def _head(reply: TurnReply, request: TurnRequest) -> dict[str, Any]:
+def _head(reply: TurnReply, request: TurnRequest, kind: str) -> dict[str, Any]:
     fingerprint = f"version-{reply.policy_version}"
     model = request.body.model or "policy"
-    return {"id": reply.id, "created": reply.created, "model": model, "system_fingerprint": fingerprint}
+    head = {"id": reply.id, "object": kind, "created": reply.created, "model": model}
+    return {**head, "system_fingerprint": fingerprint}
 
 
 def _usage(reply: TurnReply) -> dict[str, int]:
@@ -111,7 +118,7 @@ def _chat_logprobs(reply: TurnReply, request: TurnRequest) -> dict[str, Any] | N
     if not request.has_logprobs:
         return None
     each = [
-        {"token": token, "logprob": logprob, "bytes": list(token.encode(errors="replace"))}
+        {"token": token, "logprob": logprob, "bytes": list(token.encode(errors="replace")), "top_logprobs": []}
         for token, logprob in reply.text.logprobs
     ]
     return {"content": each}

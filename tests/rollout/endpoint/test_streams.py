@@ -108,6 +108,19 @@ async def test_calls_of_a_streamed_turn_come_in_order_with_the_tokens_used() -> 
         assert (await scene.trajectory("g")).facts.num_turns == 2
 
 
+async def test_events_have_no_fields_but_openais() -> None:
+    async with taken(lambda context: "5<|im_end|>") as (scene, told, _):
+        reply = await _streamed(scene, told, "2+3")
+        events = [line.removeprefix("data: ") async for line in reply.aiter_lines() if line.startswith("data: {")]
+        first, last = (json.loads(event) for event in events)
+        assert first.keys() == last.keys() == {"id", "object", "created", "model", "choices", "system_fingerprint"}
+        assert first["object"] == "chat.completion.chunk"
+        choice = {"index": 0, "logprobs": None}
+        assert first["choices"] == [{**choice, "delta": {"role": "assistant", "content": "5"}, "finish_reason": None}]
+        assert last["choices"] == [{**choice, "delta": {}, "finish_reason": "stop"}]
+        await scene.end(told, "reward", reward=1.0)
+
+
 async def test_equal_request_that_comes_before_a_stream_has_begun_is_a_draw_of_its_own() -> None:
     async def turn(*_: Any) -> Any:
         return SimpleNamespace()
