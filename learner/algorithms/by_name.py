@@ -93,8 +93,8 @@ def algorithm_of(settings: LearnerSettings) -> Algorithm:
 def _advantage(name: str) -> Advantage:
     if name in ADVANTAGES:
         return ADVANTAGES[name]
-    own = load_own(setting := "learner.advantage", name, Advantage)
-    record = own if isinstance(own, Advantage) else Advantage(of_groups=own)
+    loaded = load_own(setting := "learner.advantage", name, Advantage)
+    record = loaded if isinstance(loaded, Advantage) else Advantage(of_groups=loaded)
     if record.of_groups is not None:
         return replace(record, of_groups=of_its_shape(setting, name, record.of_groups))
     assert record.of_tokens is not None
@@ -104,14 +104,14 @@ def _advantage(name: str) -> Advantage:
 def _loss(name: str) -> PolicyLoss:
     if name in LOSSES:
         return LOSSES[name]
-    own = load_own(setting := "learner.loss", name, PolicyLoss)
-    record = own if isinstance(own, PolicyLoss) else PolicyLoss(own, has_ratio=True)
+    loaded = load_own(setting := "learner.loss", name, PolicyLoss)
+    record = loaded if isinstance(loaded, PolicyLoss) else PolicyLoss(loaded, has_ratio=True)
     return replace(record, of_tokens=of_its_shape(setting, name, record.of_tokens, num_returned=2))
 
 
 def _correction(name: str) -> Correction:
     if name in CORRECTIONS:
         return CORRECTIONS[name]
-    own = load_own(setting := "learner.correction", name, Correction)
-    record = own if isinstance(own, Correction) else Correction(own, is_weighted=True)
+    loaded = load_own(setting := "learner.correction", name, Correction)
+    record = loaded if isinstance(loaded, Correction) else Correction(loaded, is_weighted=True)
     return replace(record, kept=of_its_shape(setting, name, record.kept))

@@ -76,8 +76,8 @@ def rank_names(topology: Topology) -> list[str]:
 def _check_shared(ranks: "Sequence[Rank]", folder: Path) -> None:
     """Raise OperatorError when a rank does not see a file of this process in the run folder, or cannot write there."""
     with shared_mark(folder) as mark:
-        asked = [(rank, rank.ask("sees", mark)) for rank in ranks]
-        answers = {f"learner rank {rank.number}": call(reference, rank.name) for rank, reference in asked}
+        references = [(rank, rank.ask("sees", mark)) for rank in ranks]
+        answers = {f"learner rank {rank.number}": call(reference, rank.name) for rank, reference in references}
     missing = {who: node_ip for who, (node_ip, is_seen) in answers.items() if not is_seen}
     if missing:
         named = ", ".join(f"{who} on node {node_ip}" for who, node_ip in missing.items())

@@ -201,10 +201,10 @@ def _gpus(number: int) -> str:
 
 def _request_text(request: RoleRequest) -> str:
     """Return the settings of a role's places: "placement.ranks: nodes = 2, h100 = 1 each"."""
-    asked = [f"nodes = {request.num_nodes}"] if request.num_nodes is not None else []
-    asked += [f"gpus_per_node = {request.gpus_per_node}"] if request.gpus_per_node is not None else []
-    asked += [f"{name} = {each:g} each" for name, each in request.resources.items()]
-    return f"{request.setting}: {', '.join(asked)}" if asked else request.setting
+    parts = [f"nodes = {request.num_nodes}"] if request.num_nodes is not None else []
+    parts += [f"gpus_per_node = {request.gpus_per_node}"] if request.gpus_per_node is not None else []
+    parts += [f"{name} = {each:g} each" for name, each in request.resources.items()]
+    return f"{request.setting}: {', '.join(parts)}" if parts else request.setting
 
 
 def _of_nodes(request: RoleRequest, nodes: Sequence[Node]) -> str:

@@ -53,8 +53,8 @@ async def ask_all(
     verb: named in the faults. is_joint: the servers share a broadcast, so the first failure ends the other calls, which
     could wait for the failed server forever. A call that was ended has no fault.
     """
-    asked = {asyncio.ensure_future(ask(server, verb, call, limits)): server.name for server in servers}
-    pending = set(asked)
+    calls = {asyncio.ensure_future(ask(server, verb, call, limits)): server.name for server in servers}
+    pending = set(calls)
     try:
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -62,9 +62,9 @@ async def ask_all(
                 if pending:
                     await asyncio.wait(pending, timeout=ERROR_GRACE_S)
                 break
-        return {name: fault for task, name in asked.items() if task.done() and (fault := task.result()) is not None}
+        return {name: fault for task, name in calls.items() if task.done() and (fault := task.result()) is not None}
     finally:
-        await _cancel(*asked)
+        await _cancel(*calls)
 
 
 async def ask(server: ServerControls, verb: str, call: Call, limits: Limits) -> Fault | None:

@@ -170,8 +170,8 @@ class WeightPusher:
 
         Returns the reasons of the rejected servers by name.
         """
-        asked = [(server, link.attempt) for link in self._links for server in link.servers]
-        synced = [(server, attempt) for server, attempt in asked if server.name not in self.faults]
+        targets = [(server, link.attempt) for link in self._links for server in link.servers]
+        synced = [(server, attempt) for server, attempt in targets if server.name not in self.faults]
         return self._run(self._verify_all(synced, version, list(tokens), judge))
 
     def switch(self, turn: DeviceTurn) -> dict[str, str]:

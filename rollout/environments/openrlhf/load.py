@@ -86,9 +86,9 @@ def _run(code: CodeType, path: Path) -> Any:
 def _agent_class(module: ModuleType, path: Path) -> type[Any] | None:
     """Return the agent class: AgentInstance, or the file's only class with `step`."""
     classes = [value for value in vars(module).values() if inspect.isclass(value)]
-    written = [found for found in classes if found.__module__ == module.__name__]
-    executors = [found for found in written if "execute" in vars(found)]
-    agents = [found for found in written if inspect.iscoroutinefunction(getattr(found, "step", None))]
+    defined_here = [each for each in classes if each.__module__ == module.__name__]
+    executors = [each for each in defined_here if "execute" in vars(each)]
+    agents = [each for each in defined_here if inspect.iscoroutinefunction(getattr(each, "step", None))]
     for executor in executors:
         if not _only_calls_base(vars(executor)["execute"]):
             raise _error(
@@ -96,7 +96,7 @@ def _agent_class(module: ModuleType, path: Path) -> type[Any] | None:
                 f"{executor.__name__} has an `execute` of its own, which drives the engine itself. Move its work "
                 "into the reset and step of an AgentInstance, or write an environment (rollout/README.md).",
             )
-    named = [found for found in agents if found.__name__ == "AgentInstance"]
+    named = [each for each in agents if each.__name__ == "AgentInstance"]
     if not named and len(agents) > 1:
         raise _error(
             path, f"it has the classes {', '.join(found.__name__ for found in agents)}. Name one AgentInstance."
