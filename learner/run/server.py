@@ -69,6 +69,7 @@ class RunServer:
         self._call: Any = None  # call under way
         self._method = ""  # method of that call
         self._asked_at = 0.0  # seconds of the clock
+        self._is_refused = False  # True: `check` refused it, so it must never serve this run
         self._is_silent = False  # True: the user knows that it does not answer
 
     def __str__(self) -> str:
@@ -119,7 +120,9 @@ class RunServer:
             return self._restart("it was away")
         is_ours = run is not None and run["run_id"] == self._spec.run_id
         if run is not None and is_ours and run["incarnation"] == self._spec.incarnation and run["ended"] is None:
-            if not self.is_serving:
+            if self._is_refused:  # the call to detach it failed
+                self._ask("detach")
+            elif not self.is_serving:
                 self.begin_serving()
             elif self._clock() - self._since > _WELL_AFTER_S:
                 self._num_restarts = 0
@@ -137,6 +140,7 @@ class RunServer:
             messages = self._check({self.name: run})
         except OperatorError as error:
             self._change_to(ServerState.FAILED)
+            self._is_refused = True
             self._calls.lose(self.name, str(error))
             self._ask("detach")
             return [f"{self} failed: {error}"]

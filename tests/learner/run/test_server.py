@@ -73,6 +73,18 @@ def test_server_with_another_index_is_detached_and_never_started_again() -> None
     assert (watched.server.state, watched.server.may_serve) == (ServerState.FAILED, False)
 
 
+def test_server_with_another_index_that_could_not_be_detached_does_not_serve() -> None:
+    watched = Watched(None)
+    watched.refusal = "s0 searches another index."
+    watched.calls.errors["detach"] = NeighbourError("s0", "it did not answer")
+    watched.poll(4)
+    watched.calls.runs["s0"] = OURS
+    watched.poll(12)
+    assert (watched.server.state, watched.server.may_serve) == (ServerState.FAILED, False)
+    assert watched.methods.count("detach") > 1
+    assert set(watched.methods[3:]) == {"describe", "detach"}
+
+
 def test_server_that_never_serves_fails_after_five_restarts() -> None:
     watched = Watched({**OURS, "run_id": "run-B"})
     messages = watched.poll(60)
