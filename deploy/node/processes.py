@@ -18,7 +18,7 @@ MARK = "SLUICE_CLUSTER_FOLDER"
 
 _TERM_S = 10.0
 _KILL_S = 5.0
-_SAME_START_S = 0.05  # psutil computes a start time from clock ticks of 0.01 s
+_SAME_START_S = 0.05  # tolerance for records of earlier versions, which have no kernel ticks
 _SHM = "/dev/shm/"  # noqa: S108  # where shared memory is, not a temporary file of ours
 
 

@@ -98,7 +98,7 @@ class EndpointServer:
 
 
 class _Server(uvicorn.Server):
-    """Does not install uvicorn's signal handlers: the rollout server has its own."""
+    """Does not install uvicorn's signal handlers: signals belong to the process that runs the server."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
