@@ -204,7 +204,8 @@ def _explain(error: ValidationError) -> str:
     lines = []
     removed = []
     for problem in error.errors():
-        name = ".".join(str(part) for part in problem["loc"])
+        # A part in brackets is pydantic's name of one type among several.
+        name = ".".join(str(part) for part in problem["loc"] if "[" not in str(part))
         if problem["type"] == "extra_forbidden" and is_removed(name):
             removed.append(name)
         elif problem["type"] == "extra_forbidden":

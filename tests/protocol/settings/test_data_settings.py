@@ -76,3 +76,10 @@ def test_easy_and_hard_prompts_are_told_apart() -> None:
     assert "hard = 0.5 is not below easy = 0.5" in refusal(
         "--data.curriculum.easy", "0.5", "--data.curriculum.hard", "0.5"
     )
+
+
+def test_wrong_kind_of_data_is_named_by_its_setting_alone(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("data: {train: 5}")
+    with pytest.raises(SettingsError) as caught:
+        load_settings(tmp_path / "s.yaml", [])
+    assert {line.partition(" is wrong")[0] for line in str(caught.value).splitlines()} == {"settings: data.train = 5"}
