@@ -140,23 +140,23 @@ async def _watch(process: Process, stdin: bytes, limits: Limits) -> ProgramResul
     assert process.stderr is not None
     printed, errors = bytearray(), bytearray()
     feeding = asyncio.ensure_future(_write_stdin(process, stdin))
-    reading = asyncio.gather(
-        _read(process.stdout, printed, limits.output_bytes), _read(process.stderr, errors, limits.output_bytes)
-    )
+    outputs = ((process.stdout, printed), (process.stderr, errors))
+    reading = [asyncio.ensure_future(_read(stream, into, limits.output_bytes)) for stream, into in outputs]
     how: Literal["exit", "time", "output"] = "exit"
     code = 0
     try:
         async with asyncio.timeout(limits.wall_s):
-            await reading
+            await asyncio.gather(*reading)
             code = await process.wait()
     except TimeoutError:
         how = "time"
     except _TooMuchOutput:
         how = "output"
     finally:
-        reading.cancel()
-        feeding.cancel()
-        await asyncio.gather(reading, feeding, return_exceptions=True)
+        # Each by itself: cancelling a gather that has failed does not cancel the rest of it.
+        for task in (*reading, feeding):
+            task.cancel()
+        await asyncio.gather(*reading, feeding, return_exceptions=True)
     return ProgramResult(_text(printed), _text(errors), how, code if code >= 0 else 128 - code)
 
 
