@@ -21,7 +21,7 @@ from tests.fakes.rollout_fakes import make_keys, make_spec
 from tests.fakes.tool_models import FAMILIES
 
 ROOMY = {"max_response_tokens": 200, "max_context_tokens": 4096}
-README_EXAMPLE = """
+GUIDE_EXAMPLE = """
 from rollout.environments.base import Resources, Step, Task, Turn
 
 
@@ -78,10 +78,10 @@ def _text(trajectory: Trajectory) -> str:
     return "".join(map(chr, trajectory.tokens)).removeprefix("\1")
 
 
-async def test_example_of_the_readme_is_played(tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[2] / "rollout" / "README.md").read_text()
-    assert README_EXAMPLE.strip() in readme
-    (tmp_path / "my_env.py").write_text(README_EXAMPLE)
+async def test_example_of_the_guide_is_played(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "use" / "environments.md").read_text()
+    assert GUIDE_EXAMPLE.strip() in guide
+    (tmp_path / "my_env.py").write_text(GUIDE_EXAMPLE)
     engine = ScriptedEngine(lambda context: "e4</move>" if "again" in context else "d4</move>")
     with scripted_server() as server:
         server.script("reward", Answer({"rewards": [0.5]}))
