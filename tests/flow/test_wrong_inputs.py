@@ -177,7 +177,7 @@ def test_a_plan_needs_no_running_cluster(user: Bring, tmp_path: Path) -> None:
         ["learner rank", "1", "1 (0 without GPUs)"],
         ["rollout server", "3", "2 (0 without GPUs)"],
     ]
-    assert "No Sluice cluster runs here: GPUs are as the settings ask, and 0 on a cluster without any." in (
+    assert "No Sluice cluster runs here: GPUs are as in the settings, and 0 on a cluster without GPUs." in (
         finished.stdout
     )
     assert not (user.folder / "runs" / "planned").exists()
