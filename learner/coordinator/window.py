@@ -1,9 +1,8 @@
-"""The staleness window: how many groups may be open, and which ready groups a step takes.
+"""The staleness window: the number of open groups, and each step's ready groups.
 
-A group trained on weights of policy version V whose oldest token is of version v has staleness V - v, which never
-exceeds max_staleness:
-- admission: at most (max_staleness + 1) * groups_per_step groups are leased, ready or assigned at a time;
-- consumption: oldest first; a group that is not ready is overtaken only while it can still be trained in time.
+A group trained on policy version V whose oldest token is of version v has staleness V - v, at most max_staleness:
+- admission: at most (max_staleness + 1) * groups_per_step groups are leased, ready or assigned;
+- consumption: oldest first; an unready group is overtaken only while it can still be trained in time.
 """
 
 from collections.abc import Sequence
@@ -12,23 +11,23 @@ from typing import NamedTuple
 
 
 class Outstanding(NamedTuple):
-    """An open training group. Thousands are made in one turn of the coordinator."""
+    """An open training group. A NamedTuple: the coordinator makes thousands in one turn."""
 
-    group: str  # name of the group
-    oldest_version: int  # oldest policy version of its samples and of the servers that still make some
-    is_ready: bool  # True if all its samples are back
+    group: str
+    oldest_version: int  # oldest policy version of its samples and of servers that still make some
+    is_ready: bool  # True: all samples are back
 
 
 @dataclass(frozen=True)
 class Choice:
     """The groups of the next step, or the groups that it waits for."""
 
-    groups: tuple[str, ...]  # names of the groups to train on, oldest first; empty: the learner has to wait
-    awaited: tuple[str, ...] = ()  # names of the groups to wait for
+    groups: tuple[str, ...]  # names, oldest first; empty: the learner waits
+    awaited: tuple[str, ...] = ()  # names of groups to wait for
 
 
 class StalenessWindow:
-    """Example: groups_per_step=2 and max_staleness=1 keep four groups outstanding.
+    """Example: four groups may be outstanding.
 
     >>> window = StalenessWindow(groups_per_step=2, max_staleness=1)
     >>> window.num_free(num_outstanding=3)
@@ -41,19 +40,19 @@ class StalenessWindow:
         self.size = (max_staleness + 1) * groups_per_step
 
     def num_free(self, num_outstanding: int) -> int:
-        """Return the number of groups that may be opened now."""
+        """Return the number of groups that may be opened."""
         return max(0, self.size - num_outstanding)
 
     def is_too_old(self, oldest_version: int, policy_version: int) -> bool:
-        """Return whether a group is too old to be trained on weights of this version."""
+        """Return whether a group is too old for weights of this version."""
         return policy_version - oldest_version > self.max_staleness
 
     def choose(self, outstanding: Sequence[Outstanding], policy_version: int, stale_policy: str) -> Choice:
-        """Return the oldest ready groups for a step on weights of `policy_version`, or the groups to wait for.
+        """Return the oldest ready groups for a step, or the groups to wait for.
 
-        outstanding: in lease order, without groups that are too old. The step waits when fewer than groups_per_step are
-        ready and, with stale_policy "wait", when overtaking a group that is not ready would leave more groups with a
-        deadline than steps to train them in. With "drop" the overtaken group may become too old and is made again.
+        outstanding: in lease order, without too old groups. The step waits when fewer than groups_per_step are ready
+        and, with stale_policy "wait", when overtaking an unready group would leave more groups with a deadline than
+        steps for them. With "drop" the overtaken group may become too old and is made again.
         """
         by_age = sorted(outstanding, key=lambda g: g.oldest_version)
         ready = [g for g in by_age if g.is_ready]
@@ -65,7 +64,7 @@ class StalenessWindow:
         taken = {g.group for g in chosen}
         left = [g for g in by_age if g.group not in taken]
         for place, group in enumerate(left):
-            # Earliest deadline first: this group is trained `place // groups_per_step + 1` steps from now.
+            # Earliest deadline first.
             staleness = policy_version + place // self.groups_per_step + 1 - group.oldest_version
             if staleness > self.max_staleness:
                 awaited = tuple(g.group for g in left[: place + 1] if not g.is_ready)

@@ -1,18 +1,17 @@
-"""The memory of one learner rank's models, estimated before they are loaded and without torch.
+"""The memory of one learner rank's models, estimated without torch.
 
-Memory of DeepSpeed 0.19 for n trained and f frozen parameters over r ranks, in types of b and of 4 bytes:
+DeepSpeed 0.19, n trained and f frozen parameters over r ranks, types of b and 4 bytes:
 
-    stage   weights        gradients   master weights, moments   a bucket of gradients   gathered for use
-    0       (n + f) b      4 n         8 n                       -                       -
-    1       (n + f) b      4 n         12 n / r                  b n, at most b * 0.5e9  -
-    2       (n + f) b      4 n / r     12 n / r                  b n, at most b * 0.5e9  -
-    3       (n + f) b / r  4 n / r     12 n / r                  b n, at most b * 0.5e9  (n + f) b, at most b * 1e9
+    stage   weights        gradients   master weights, moments   gradient bucket   gathered
+    0       (n + f) b      4 n         8 n                       -                 -
+    1       (n + f) b      4 n         12 n / r                  b min(n, 0.5e9)   -
+    2       (n + f) b      4 n / r     12 n / r                  b min(n, 0.5e9)   -
+    3       (n + f) b / r  4 n / r     12 n / r                  b min(n, 0.5e9)   b min(n + f, 1e9)
 
-Offloading keeps the gradients twice in the host's memory, at stage 1 also on the device. Below stage 3 the host also
-holds a second copy of the weights.
+Offloading keeps the gradients twice on the host, at stage 1 also on the device. Below stage 3 the host also holds a
+second copy of the weights.
 Source: ZeRO, arXiv:1910.02054, section 3; the last two columns, DeepSpeed's reduce_bucket_size and
-stage3_max_live_parameters. Held against a measured tiny model by tests/learner/models/test_gradient_ranks.py and
-tests/learner/plan/test_measured_memory.py.
+stage3_max_live_parameters.
 """
 
 from dataclasses import dataclass, field
@@ -25,16 +24,16 @@ from protocol.settings.zero_stage import Offload, critic_zero, zero_stage_of
 
 _FLOAT32 = 4
 _MAX_BUCKET = 500_000_000  # parameters per reduction of gradients
-_MAX_GATHERED = 1_000_000_000  # parameters that ZeRO 3 gathers at once
+_MAX_GATHERED = 1_000_000_000  # parameters gathered at once
 
 
 @dataclass(frozen=True)
 class Memory:
     """Bytes of one rank."""
 
-    device: int  # memory of its GPU, or of the host where it has none
-    host: int = 0  # offloaded part in the host's memory
-    # temporary part of the device's, at most: buckets, gathered weights, activations
+    device: int  # memory of its GPU, or of the host without one
+    host: int = 0  # offloaded part on the host
+    # largest temporary part of `device`: buckets, gathered weights, activations
     passing: int = field(default=0, compare=False)
 
     def __add__(self, other: "Memory") -> "Memory":
@@ -46,8 +45,8 @@ class Sizes:
     """The sizes of a run's models."""
 
     policy: ModelSize
-    critic: ModelSize | None = None  # None: as the policy, if the run has one
-    reference: ModelSize | None = None  # None: as the policy, if the run has one
+    critic: ModelSize | None = None  # None: no critic, or one as the policy
+    reference: ModelSize | None = None  # None: likewise
 
 
 def read_sizes(settings: Settings, model: Path) -> Sizes:
@@ -61,7 +60,7 @@ def read_sizes(settings: Settings, model: Path) -> Sizes:
 
 
 def rank_memory(settings: Settings, sizes: Sizes) -> Memory:
-    """Return the memory of policy, critic, reference and one micro-batch's activations on one rank."""
+    """Return one rank's memory of policy, critic, reference and a micro-batch's activations."""
     learner, dtype = settings.learner, settings.policy.dtype
     policy, stage = sizes.policy, zero_stage_of(learner.zero_stage, settings.policy.dtype)
     total = trained_memory(policy, dtype, stage, learner.num_ranks, learner.offload)
@@ -71,7 +70,7 @@ def rank_memory(settings: Settings, sizes: Sizes) -> Memory:
         total += trained_memory(critic, dtype, zero_stage_of(asked, dtype), learner.num_ranks, offload)
         activations = max(activations, activation_bytes(critic, settings))  # trained one after the other
     if needs_reference(settings) and not is_reference_the_base(settings):
-        # An offloaded reference is on the device while it is used.
+        # An offloaded reference is on the device during use.
         of_reference = (sizes.reference or policy).parameters * BYTES[dtype]
         is_away = settings.reference.offload
         total += Memory(of_reference, of_reference if is_away else 0, of_reference if is_away else 0)
@@ -79,7 +78,7 @@ def rank_memory(settings: Settings, sizes: Sizes) -> Memory:
 
 
 def trained_memory(size: ModelSize, dtype: str, zero_stage: int, num_ranks: int, offload: Offload) -> Memory:
-    """Return the memory of a trained model on one rank, without activations. zero_stage: the effective stage."""
+    """Return one rank's memory of a trained model, without activations. zero_stage: the effective stage."""
     trained = size.adapters or size.parameters
     of_all = (size.parameters + size.adapters) * BYTES[dtype]
     if zero_stage == 0:
@@ -100,14 +99,14 @@ def trained_memory(size: ModelSize, dtype: str, zero_stage: int, num_ranks: int,
 
 
 def activation_bytes(size: ModelSize, settings: Settings) -> int:
-    """Return the bytes that a micro-batch's forward pass keeps for the backward pass; 0 when the shape is unknown.
+    """Return the bytes that a micro-batch keeps for the backward pass; 0 when the shape is unknown.
 
-    With gradient checkpointing: the input of each layer, and the activations of one layer.
+    With gradient checkpointing: each layer's input, and one layer's activations.
     """
     learner, width = settings.learner, BYTES[settings.policy.dtype]
-    # A trajectory longer than the budget is a micro-batch of its own.
+    # A longer trajectory is a micro-batch of its own.
     tokens = max(learner.micro_batch_tokens, settings.rollout.max_context_tokens)
-    # Norms work in float32: two copies of their input where the weights have another type.
+    # Norms in float32: two copies of their input if the weights have another type.
     in_layer = size.kept_in_layer * width + (8 * size.hidden_size if width != _FLOAT32 else 0)
     between = size.hidden_size * width
     if learner.gradient_checkpointing:

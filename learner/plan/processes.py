@@ -1,4 +1,4 @@
-"""The data of a plan: nodes, the processes of each role, and the whole topology."""
+"""The data of a plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,15 +12,15 @@ Where = Literal["here"] | Strategy  # "here" is the command's own node
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of a running or a described cluster."""
+    """A machine of a running or described cluster."""
 
-    node_ip: str  # address for the other nodes, or the name in a description
-    num_gpus: int  # 0: no GPU
-    node_id: str = ""  # Ray's name; empty in a described cluster
-    resources: Mapping[str, float] = field(default_factory=dict)  # custom resources that the operator named
+    node_ip: str  # address, or the name in a description
+    num_gpus: int
+    node_id: str = ""  # Ray's name; empty in a description
+    resources: Mapping[str, float] = field(default_factory=dict)  # custom resources
     gpu_bytes: int | None = None  # memory of each GPU; None: unknown
     host_bytes: int | None = None  # memory of the machine; None: unknown
-    is_head: bool = False  # True: Ray's head, where commands are usually given
+    is_head: bool = False  # True: Ray's head
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class Processes:
     """Processes of one role."""
 
     role: str  # name for people
-    count: int  # number of processes; 0: the run needs none
-    num_gpus: float  # GPUs of each process; below 1: several processes share one
+    count: int  # number of processes
+    num_gpus: float  # GPUs of each process; below 1: a shared GPU
     where: Where  # strategy from the settings
     memory_bytes: int  # known device memory of each process
     besides: str  # further memory, in words
     host_bytes: int = 0  # host memory of each process on a GPU
-    copy_bytes: int = 0  # part of the host memory: a push's second copy of the weights
+    copy_bytes: int = 0  # part of host_bytes: a push's second copy of the weights
     state_bytes: int = 0  # permanent part of memory_bytes: a process with less does not start
-    resources: Mapping[str, float] = field(default_factory=dict)  # custom resources of each process
+    resources: Mapping[str, float] = field(default_factory=dict)  # custom resources
     places: tuple[Node, ...] = ()  # node of each process, in order; empty without a cluster
 
 
@@ -45,10 +45,10 @@ class Topology:
     """All processes of a run."""
 
     coordinator: Processes  # one, on the command's node
-    ranks: Processes  # learner.num_ranks processes
-    servers: Processes  # rollout.num_servers processes; 0 where nothing is sampled
+    ranks: Processes  # learner.num_ranks
+    servers: Processes  # rollout.num_servers; 0 where nothing is sampled
     backend: Backend  # transport of the weights
-    nodes: tuple[Node, ...] = ()  # nodes of the cluster, the head first; empty without a cluster
+    nodes: tuple[Node, ...] = ()  # the head first; empty without a cluster
     shares_devices: bool = False  # True: each rank takes turns with the server of its number
 
     @property

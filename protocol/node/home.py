@@ -1,4 +1,4 @@
-"""The files of a node's cluster, and the description of the cluster that runs here.
+"""The files and the description of a node's cluster.
 
 SLUICE_HOME (default: .sluice in the checkout) holds cluster.json, keys/, token, ray_token, logs/, cache/, quickstart/.
 Folders are 0700 and secrets 0600.
@@ -19,23 +19,22 @@ _NO_CLUSTER = "No Sluice cluster runs here. Start one with deploy/start_cluster.
 
 
 class ProcessRecord(BaseModel):
-    """A process of ours, identified by its pid and its start."""
+    """A process of ours."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str  # ray, retriever or reward
     pid: int  # process number; for ray the raylet's
-    started_at: float  # Unix seconds, by the clock at the time of the record
-    ticks: int | None = None  # start of the process in kernel ticks; None: an earlier version's record
-    processes: str = ""  # machine and container in which `pid` is unique (`process_space`)
-    url: str | None  # http address; for ray HOST:PORT. None: no address
-    log: str  # path of its log; for ray the folder of its logs
-    # command line, without which a start replaces the process; for ray its resources
-    command: tuple[str, ...] = ()
-    code: str = ""  # digest of its code; a start with other code replaces it. Empty: not our code
+    started_at: float  # Unix seconds, by the clock of that time
+    ticks: int | None = None  # start in kernel ticks; None: an older record
+    processes: str = ""  # machine and container of the pid
+    url: str | None  # http address; for ray HOST:PORT
+    log: str  # path of its log; for ray a folder
+    command: tuple[str, ...] = ()  # command line; for ray its resources. A start with another replaces the process
+    code: str = ""  # digest of its code, likewise. Empty: not our code
 
     def is_still(self, started_at: float, tolerance_s: float) -> bool:
-        """Return whether this is the process that has the pid now and started at `started_at` by the present clock."""
+        """Return whether this process still has its pid. started_at: the pid's start by the present clock."""
         if self.ticks is None:
             return abs(started_at - self.started_at) < tolerance_s
         return self.processes == process_space() and self.ticks == started_ticks(self.pid)
@@ -48,22 +47,22 @@ class ClusterState(BaseModel):
 
     ray_address: str  # HOST:PORT for ray.init
     namespace: str  # Ray namespace of our actors
-    node_ip: str  # address of this node for other processes; 127.0.0.1: only this machine
+    node_ip: str  # address of this node; 127.0.0.1: only this machine
     retriever_url: str  # address for searches, with /retrieve
-    shared_retriever_url: str | None = None  # address for other nodes while their retriever is down; None: not shared
-    reward_url: str | None  # address of the bundled reward service; None: it was not started
-    token_file: str  # path of the bearer token of retriever and reward service
-    ray_token_file: str  # path of Ray's own token
+    shared_retriever_url: str | None = None  # address for nodes whose retriever is down; None: not shared
+    reward_url: str | None  # address of the bundled reward service; None: not started
+    token_file: str  # path of the services' bearer token
+    ray_token_file: str  # path of Ray's token
     keys_dir: str  # folder of the CURVE keys
-    processes: list[ProcessRecord]  # processes on this node: ray, retriever and reward
-    # options of the start, which are the defaults of the next start
+    processes: list[ProcessRecord]
+    # options of the start, the defaults of the next
     options: dict[str, bool | str | int | None] = {}
 
     def ray_environment(self) -> dict[str, str]:
-        """Return the environment variables that a process needs to connect, before it imports ray."""
+        """Return the environment variables that a process needs before it imports ray."""
         environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self.ray_token_file}
         if self.node_ip == "127.0.0.1":
-            # Otherwise Ray replaces 127.0.0.1 by the network address, where we do not listen.
+            # Otherwise Ray uses the network address, where we do not listen.
             environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         return environment
 
@@ -71,8 +70,8 @@ class ClusterState(BaseModel):
 class Keys(NamedTuple):
     """CURVE keys of a run's sockets."""
 
-    coordinator: KeyPair  # pair of the coordinator; peers know its public key
-    peer: KeyPair  # pair of all ranks and rollout servers, which the coordinator accepts
+    coordinator: KeyPair
+    peer: KeyPair  # pair of all ranks and rollout servers
 
 
 def sluice_home() -> Path:
@@ -85,7 +84,7 @@ def cluster_path() -> Path:
 
 
 def read_cluster() -> ClusterState:
-    """Return the description of the cluster that runs here. Raises: OperatorError when there is none."""
+    """Return the description of the node's cluster. Raises: OperatorError when there is none."""
     try:
         return ClusterState.model_validate_json(cluster_path().read_bytes())
     except FileNotFoundError:
@@ -100,7 +99,7 @@ def write_cluster(state: ClusterState) -> None:
 
 
 def load_keys() -> Keys:
-    """Return the CURVE keys of this cluster. Raises: OperatorError when they are missing or others may read them."""
+    """Return the cluster's keys. Raises: OperatorError when they are missing or others may read them."""
     return Keys(_load_pair("coordinator"), _load_pair("peer"))
 
 

@@ -1,4 +1,4 @@
-"""The description of a run that its rollout servers get, and the request for an engine."""
+"""The description of a run for its rollout servers, and the request for an engine."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -17,18 +17,18 @@ from protocol.settings.tools import ToolsSettings
 
 
 class RunSpec(Section):
-    """A run's start, for its rollout servers. Keys, tokens and default addresses come from the server's node."""
+    """A run's start. Keys, tokens and default addresses come from the server's node."""
 
-    run_id: str  # the run's name
+    run_id: str
     incarnation: int  # number of the run's start, from 1
     coordinator_address: str  # tcp://HOST:PORT
-    seed: int  # run.seed
+    seed: int
     rollout: RolloutSettings
     sampling: SamplingSettings = SamplingSettings()
     tools: ToolsSettings = ToolsSettings()
     agents: AgentsSettings = AgentsSettings()
     retriever: RetrieverSettings  # url None: the retriever of the server's node
-    shared_retrievers: tuple[str, ...] = ()  # retrievers of other nodes, used while a node's own is down
+    shared_retrievers: tuple[str, ...] = ()  # retrievers of other nodes, while a node's own is down
     rewards: RewardsSettings  # no endpoints: the bundled service of the server's node
 
 
@@ -39,36 +39,35 @@ class EngineRequest(Section):
     dtype: Literal["float32", "bfloat16"]  # type of the weights
     tensor_parallel_size: int  # GPUs of the engine
     seed: int  # vLLM's seed; each generation has its own
-    max_model_len: int  # longest trajectory, in tokens with the prompt
+    max_model_len: int  # longest trajectory in tokens, prompt included
     trust_remote_code: bool  # True: code in the model folder may run
-    weights_backend: Literal["nccl", "gloo", "ipc"]  # transport of pushes: nccl and ipc on GPUs, gloo and ipc on CPUs
-    shares_device: bool = False  # True: it frees its GPU while a learner rank trains there
+    weights_backend: Literal["nccl", "gloo", "ipc"]  # transport of pushes: nccl on GPUs, gloo on CPUs, ipc on both
+    shares_device: bool = False  # True: its GPU is free while a rank trains there
     engine_args: dict[str, Any]  # vLLM's arguments, over our defaults
-    on_cpus: bool = True  # True: the cluster has no GPU
-    second_copy: bool = True  # True: pushes over gloo fill a second copy; False: they replace the weights in a pause
+    on_cpus: bool = True
+    second_copy: bool = True  # True: gloo fills a second copy; False: it replaces the weights in a pause
     code: str = ""  # digest of the server's code
-    files_digest: str = ""  # hash of the model's small files: shape, tokenizer, code; empty: `model` is on every node
-    files: dict[str, bytes] = Field({})  # small files by name; a push brings the weights
+    files_digest: str = ""  # hash of the model's small files; empty: `model` is on every node
+    files: dict[str, bytes] = Field({})  # small files by name: shape, tokenizer, code
 
     def fingerprint(self) -> str:
         """Return a hash of the model's small files, every engine setting and the code, not of the weights.
 
-        Weights are left out because a push replaces them: a run that trains another checkpoint of the same
-        architecture can reuse a warm engine.
+        A push replaces the weights: another checkpoint of the same architecture can reuse a warm engine.
         """
         settings = self.model_dump(exclude={"model", "files"})
         return sha256(msgspec.json.encode(settings, order="deterministic")).hexdigest()
 
     def without_files(self) -> "EngineRequest":
-        """Return the request that a server's process is made with; its `start` gets the files.
+        """Return the request for a server's process; its `start` gets the files.
 
-        Ray keeps the arguments of a process for as long as it may restart it, and loses large ones with their sender.
+        Ray keeps a process's arguments for restarts, and loses large ones with their sender.
         """
         return self.model_copy(update={"files": {}})
 
 
 def run_spec(settings: Settings, run_id: str, incarnation: int, coordinator_address: str) -> RunSpec:
-    """Return the description of this run's start that its rollout servers get."""
+    """Return the description of this run's start."""
     return RunSpec(
         run_id=run_id,
         incarnation=incarnation,
@@ -91,7 +90,7 @@ def engine_request(
     on_cpus: bool = True,
     shares_device: bool = False,
 ) -> EngineRequest:
-    """Return the engine for a model folder of this node. Raises: OperatorError when its small files are too large."""
+    """Return the engine for a model folder of this node. Raises: OperatorError when small files are too large."""
     files = read_small_files(model, with_code=settings.policy.trust_remote_code)
     return EngineRequest(
         model=str(model),
@@ -102,7 +101,7 @@ def engine_request(
         trust_remote_code=settings.policy.trust_remote_code,
         weights_backend=weights_backend,
         on_cpus=on_cpus,
-        # A server that sleeps during a push generates nothing, so a second copy would not help.
+        # A server that sleeps during a push generates nothing.
         second_copy=weights_backend == "gloo" and settings.weights.second_copy is not False and not shares_device,
         shares_device=shares_device,
         engine_args=settings.rollout.engine_args,

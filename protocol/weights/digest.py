@@ -1,10 +1,8 @@
-"""Digests of weights: one of each parameter, computed on its device, and one of all parameters.
+"""Digests of weights: one of each parameter, computed on its device, and one of all.
 
-A parameter's bytes are rows of ROW_BYTES signed bytes. Each row times a fixed matrix of small integers gives NUM_SUMS
-sums, which are exact in 32 bits. The rows' sums, each times its row's fixed odd number, are added modulo 2**64. Integer
-arithmetic gives the same result on every device. The digest guards against faults, not against an adversary.
-
-Shapes: R rows of a parameter, ROW_BYTES bytes per row, NUM_SUMS sums per row.
+A parameter's bytes are R rows of ROW_BYTES signed bytes. Each row times a fixed matrix of small integers gives NUM_SUMS
+sums, exact in 32 bits. The rows' sums, each times its row's fixed odd number, are added modulo 2**64. The result is the
+same on every device. The digest guards against faults, not against an adversary.
 """
 
 from __future__ import annotations
@@ -22,21 +20,20 @@ from protocol.weights.wire import Bucket, bucket_views
 if TYPE_CHECKING:
     from torch import Tensor, device
 
-ROW_BYTES = 4096  # 128 * 63 * 4096 < 2**25: no sum of a row can leave 32 bits
+ROW_BYTES = 4096  # 128 * 63 * 4096 < 2**25: a row's sums fit 32 bits
 NUM_SUMS = 16
 _MIN_ROWS = 32  # matrix units want more than 16 rows
-_ALIGNMENT_BYTES = 16  # required by a GPU's matrix units; a rank's shard may begin anywhere
-_PART_ROWS = 1 << 14  # rows at once, 64 MiB of weights: their sums take 3 MiB
+_ALIGNMENT_BYTES = 16  # required by a GPU's matrix units
+_PART_ROWS = 1 << 14  # rows at once, 64 MiB
 _CPU_PART_ROWS = 1 << 10  # rows at once on a CPU, 4 MiB: they fit its cache
-_SMALL_ROWS = 64  # largest parameters, in rows, that are summed together
-_TOGETHER_ROWS = 1 << 11  # of small parameters at once, 8 MiB
+_SMALL_ROWS = 64  # largest parameters that are summed together
+_TOGETHER_ROWS = 1 << 11  # rows of small parameters at once, 8 MiB
 
 
 class WeightDigest:
     """Digests of a push's parameters, bucket by bucket.
 
-    It covers names, types, shapes and bytes, but not the buckets and the order, so that a model file has the digest of
-    the same model on a server.
+    It covers names, types, shapes and bytes, not buckets and order: a model file has the same digest.
     """
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
@@ -44,7 +41,7 @@ class WeightDigest:
         self._found: list[tuple[str, str, tuple[int, ...], Tensor]] = []
 
     def add(self, flat: Tensor) -> None:
-        """Add the next bucket, a contiguous uint8 tensor on any device, without waiting for the device."""
+        """Add the next bucket, a contiguous uint8 tensor, without waiting for its device."""
         bucket = next(self._left)
         sums = sums_of_all([tensor for _, tensor in bucket_views(flat, bucket)])
         for meta, found in zip(bucket, sums, strict=True):
@@ -55,7 +52,7 @@ class WeightDigest:
         return {name: digest_of_sums(name, dtype, shape, sums) for name, dtype, shape, sums in self._found}
 
     def hexdigest(self) -> str:
-        """Return the digest of all parameters that were added; waits for the device."""
+        """Return the digest of all added parameters; waits for the device."""
         return digest_of_all(self.by_name())
 
 
@@ -65,12 +62,12 @@ def digest_of_all(by_name: Mapping[str, str]) -> str:
 
 
 def digest_of_tensor(name: str, tensor: Tensor) -> str:
-    """Return a parameter's digest, 32 hexadecimal digits; waits for the tensor's device."""
+    """Return a parameter's digest, 32 hexadecimal digits; waits for the device."""
     return digest_of_sums(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), byte_sums(tensor))
 
 
 def digest_of_sums(name: str, dtype: str, shape: tuple[int, ...], sums: Tensor) -> str:
-    """Return a parameter's digest from the sums of its bytes. dtype: torch's name without the module."""
+    """Return a parameter's digest from its sums. dtype: torch's name without the module."""
     head = msgspec.msgpack.encode([name, dtype, list(shape)])
     return str(blake3(head + sums.cpu().numpy().astype("<i8").tobytes()).hexdigest(16))
 
@@ -79,8 +76,7 @@ def byte_sums(tensor: Tensor, first_byte: int = 0) -> Tensor:
     """Return the sums of a contiguous tensor's bytes, int64 [NUM_SUMS], on its device.
 
     A single changed byte changes all sums; other changes cancel in all sums with a chance below 1 in 2**38.
-    first_byte: offset of the tensor in its parameter. The sums of a parameter's shards add up, modulo 2**64, to the
-    sums of the whole.
+    first_byte: offset of the tensor in its parameter. The sums of shards add up, modulo 2**64, to those of the whole.
     """
     import torch
 
@@ -94,7 +90,7 @@ def byte_sums(tensor: Tensor, first_byte: int = 0) -> Tensor:
 
 
 def sums_of_all(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return `byte_sums` of each contiguous tensor. Small tensors are summed together, which saves calls."""
+    """Return `byte_sums` of each contiguous tensor. Small ones are summed together, which saves calls."""
     found: dict[int, Tensor] = {}
     small: list[int] = []
     for number, tensor in enumerate(tensors):
@@ -114,7 +110,7 @@ def _sums_together(tensors: Sequence[Tensor]) -> Tensor:
     lengths = [_num_rows(tensor) for tensor in tensors]
     numbers = [number for length in lengths for number in range(length)]
     owners = [owner for owner, length in enumerate(lengths) for _ in range(length)]
-    num_missing = max(0, _MIN_ROWS - len(numbers))  # rows of zeros, which add nothing
+    num_missing = max(0, _MIN_ROWS - len(numbers))  # rows of zeros
     data = [tensor.detach().reshape(-1).view(torch.uint8).view(torch.int8) for tensor in tensors]
     whole = [torch.nn.functional.pad(each, (0, gap)) if (gap := -len(each) % ROW_BYTES) else each for each in data]
     rows = torch.nn.functional.pad(torch.cat(whole).view(-1, ROW_BYTES), (0, 0, 0, num_missing))
@@ -136,7 +132,7 @@ def _num_rows(tensor: Tensor) -> int:
 
 
 def _sums_from_row(data: Tensor, first_row: int) -> Tensor:
-    """Return the sums of int8 bytes that begin with row number `first_row`."""
+    """Return the sums of int8 bytes from row `first_row` on."""
     import torch
 
     num_body_bytes = len(data) - len(data) % (_MIN_ROWS * ROW_BYTES)
@@ -154,7 +150,7 @@ def _sums_from_row(data: Tensor, first_row: int) -> Tensor:
 
 
 def _sums_of_rows(rows: Tensor, first: int) -> Tensor:
-    """Return the sums of rows [R, ROW_BYTES] with the numbers `first`, `first` + 1, ... in their parameter."""
+    """Return the sums of rows [R, ROW_BYTES], whose first has number `first` in its parameter."""
     import torch
 
     factors = _mix(torch.arange(first, first + len(rows), device=rows.device))
@@ -164,7 +160,7 @@ def _sums_of_rows(rows: Tensor, first: int) -> Tensor:
 
 
 def _mix(numbers: Tensor) -> Tensor:
-    """Return a fixed odd 64-bit number for each number, int64; products wrap around.
+    """Return a fixed odd int64 for each number; products wrap around.
 
     Source: SplitMix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
     """
@@ -175,7 +171,7 @@ def _mix(numbers: Tensor) -> Tensor:
 
 
 def _shift_right(numbers: Tensor, bits: int) -> Tensor:
-    """Return 64-bit numbers shifted right with zeros shifted in: torch's shift repeats the sign."""
+    """Return 64-bit numbers shifted right and filled with zeros: torch's shift repeats the sign."""
     return (numbers >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -187,7 +183,7 @@ def _as_signed(number: int) -> int:
 def _matrix(place: device) -> Tensor:
     """Return the fixed matrix, int8 [ROW_BYTES, NUM_SUMS], of -63 to 63 without 0, so that every byte counts.
 
-    CPUs without VNNI add two products of an unsigned and a signed byte in 16 bits: 2 * 255 * 63 is the largest sum.
+    CPUs without VNNI add two products in 16 bits: at most 2 * 255 * 63.
     """
     import torch
 

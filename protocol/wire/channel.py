@@ -1,6 +1,6 @@
 """ZeroMQ sockets with CURVE: one ROUTER at the coordinator, a DEALER at every rollout server and learner rank.
 
-A channel belongs to the thread that made it. It moves frames; `protocol.wire.codec` reads them.
+A channel belongs to the thread that made it.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from protocol.waits import until
 _AnySocket = zmq.Socket[Any]
 _DOMAIN = "sluice"
 _MAX_FRAME_BYTES = 1 << 28
-# Further frames are read and dropped: no message to a coordinator has so many, and the decoder refuses their number.
+# Further frames are dropped: no message to a coordinator has so many.
 _MAX_FRAMES_KEPT = 16
 # Longest time that a silent connection holds a descriptor.
 _HANDSHAKE_MS = 10_000
-# The kernel repeats a lost first packet after 1, 3, 7, 15 s and so on: a restored link would be noticed after half a
-# minute. A new attempt begins instead.
+# The kernel repeats a lost first packet after 1, 3, 7, 15 s: without new attempts a restored link stays unused for half
+# a minute.
 _CONNECT_MS = 3_000
-# All servers reconnect at once after a coordinator's restart; the system may allow fewer (net.core.somaxconn).
+# All servers reconnect at once after a coordinator's restart.
 _BACKLOG = 4096
 
 
@@ -36,8 +36,8 @@ _BACKLOG = 4096
 class KeyPair:
     """A CURVE key pair."""
 
-    public: bytes  # public key, 40 characters of Z85
-    secret: bytes  # secret key, 40 characters of Z85; in no log and no argument list
+    public: bytes  # 40 characters of Z85
+    secret: bytes  # 40 characters of Z85; in no log and no argument list
 
     def __repr__(self) -> str:
         return f"KeyPair(public={self.public.decode()})"
@@ -47,19 +47,18 @@ class KeyPair:
 class Pulse:
     """The heartbeats of a connection; a silent one is closed after every_ms + silence_ms at most.
 
-    TCP alone does not report a cut link for minutes. libzmq's own threads send and answer heartbeats: a process with a
-    busy event loop or interpreter keeps its connections, a stopped one loses them.
+    TCP alone does not report a cut link for minutes. libzmq's threads send heartbeats: a busy process keeps its
+    connections, a stopped one loses them.
     """
 
     every_ms: int = 1_000  # time between two heartbeats on a quiet connection
-    silence_ms: int = 5_000  # longest time from a heartbeat to the next sign of life of the peer
+    silence_ms: int = 5_000  # longest time from a heartbeat to the peer's next sign of life
 
 
 class RouterChannel:
     """The coordinator's side: many named peers, encrypted, with keys of the allowlist only.
 
-    Fails closed: ZAP_ENFORCE_DOMAIN refuses every connection when no authenticator answers. By default libzmq accepts
-    any key then, which would be noticed only by a stranger's frame.
+    ZAP_ENFORCE_DOMAIN refuses every connection when no authenticator answers; by default libzmq accepts any key then.
     """
 
     def __init__(
@@ -84,8 +83,8 @@ class RouterChannel:
         self._socket.curve_server = True
         self._socket.zap_domain = _DOMAIN.encode()
         self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        # Without MANDATORY a frame for an absent peer is dropped silently. With HANDOVER a peer that reconnects before
-        # its old connection is closed takes over its name, instead of being ignored.
+        # Without MANDATORY a frame for an absent peer is dropped silently. Without HANDOVER a peer that reconnects
+        # before its old connection is closed is ignored.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
@@ -107,7 +106,7 @@ class RouterChannel:
         """Return the next (peer, frames), or None after timeout_s. Keeps the first 16 frames of a message."""
         if timeout_s and not self._socket.poll(int(timeout_s * 1000)):
             return None
-        # A frame has a flag for the next one; recv_multipart asks the socket instead, which doubles the time.
+        # recv_multipart asks the socket for each next frame, which doubles the time.
         try:
             part = self._socket.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -134,7 +133,7 @@ class RouterChannel:
     def close(self, linger_s: float = 1.0) -> None:
         self._socket.close(linger=int(linger_s * 1000))
         if not self._authenticator.is_alive() and self._authenticator.pipe:
-            # Its thread ended by an error: `stop` would wait for its answer for ever.
+            # Its thread has crashed: `stop` would block for ever.
             self._authenticator.pipe.close()
             self._authenticator.pipe = None  # type: ignore[assignment]
         self._authenticator.stop()
@@ -169,10 +168,7 @@ class DealerChannel:
         return False
 
     def call(self, frames: list[bytes], timeout_s: float) -> list[bytes]:
-        """Send frames and return the next ones that come.
-
-        Raises: NeighbourError("coordinator") when none do in time.
-        """
+        """Send frames and return the next ones. Raises: NeighbourError("coordinator") when none come in time."""
         deadline = time.monotonic() + timeout_s
         self.send(frames, timeout_s)
         answer = self.receive(max(0.0, deadline - time.monotonic()))
@@ -181,12 +177,12 @@ class DealerChannel:
         return answer
 
     def receive(self, timeout_s: float) -> list[bytes] | None:
-        """Return the next frames, or None after timeout_s without any."""
+        """Return the next frames, or None after timeout_s."""
         if not self._socket.poll(int(timeout_s * 1000)):
             return None
         try:
             return self._socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:  # the connection broke after the poll, and its frames are lost
+        except zmq.Again:  # the connection broke after the poll
             return None
 
     def close(self) -> None:
@@ -197,20 +193,19 @@ class DealerChannel:
 class AsyncDealerChannel:
     """A rollout server's side, inside its event loop. It reconnects automatically; the outbox repeats lost messages.
 
-    Nothing is queued without a connection: a server whose run was killed would repeat its messages into a queue that is
-    never emptied, until the machine is out of memory.
+    Nothing is queued without a connection: after a killed run the queue would grow until the machine is out of memory.
     """
 
     def __init__(self, address: str, name: str, keys: KeyPair, coordinator_key: bytes, pulse: Pulse = Pulse()) -> None:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
-        # True if the last frames were sent. Asking the socket would consume the event of an arrived frame.
+        # True if the last frames were sent. A query of the socket would consume the event of an arrived frame.
         self.is_connected = False
         _connect(self._socket, address, name, keys, coordinator_key, pulse)
 
     async def send(self, frames: list[bytes]) -> bool:
-        """Send frames; False when there is no connection for them."""
+        """Send frames; False when there is no connection."""
         try:
             await self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
@@ -222,12 +217,11 @@ class AsyncDealerChannel:
     async def receive(self, timeout_s: float) -> list[bytes] | None:
         """Return the next frames, or None after timeout_s.
 
-        Polls first and then receives without waiting: cancelling a waiting recv_multipart can lose a message.
+        Polls first: cancelling a waiting recv_multipart can lose a message.
         """
         for left_s in until(timeout_s):
             if await self._socket.poll(int(left_s * 1000) + 1):
-                # A connection that breaks after the poll loses its frames.
-                with contextlib.suppress(zmq.Again):
+                with contextlib.suppress(zmq.Again):  # the connection broke after the poll
                     frames: list[bytes] = await self._socket.recv_multipart(zmq.NOBLOCK)
                     return frames
         return None
@@ -248,7 +242,7 @@ class _Allowlist:
 
 
 def bind_to_own_port(socket: _AnySocket, host: str) -> int:
-    """Bind the socket to a free port of ours; returns the port. Raises: zmq.ZMQError; OperatorError without a port."""
+    """Return the free port that the socket was bound to. Raises: zmq.ZMQError; OperatorError without a port."""
     ports = own_ports()
     socket.ipv6 = ":" in host
     for port in ports or ("*",):

@@ -1,6 +1,6 @@
 """A running conversation as tokens and facts, from which another server can continue.
 
-It goes to the coordinator in parts, each after the turns that are kept already, and to the next server as one part.
+It goes to the coordinator in parts, and to the next server as one part.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,6 @@ from protocol.wire.trajectory import (
 MAX_SNAPSHOT_CHARACTERS = 1 << 14
 _ITEM_BYTES = (TOKENS.itemsize, LOGPROBS.itemsize, MASK.itemsize)
 MAX_TURNS = 4096
-# NaN is outside these bounds too.
 LARGEST_NUMBER = 1e18
 _Number = Annotated[float, msgspec.Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 
@@ -37,37 +36,36 @@ class FinishedTurn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     start: Count  # place of its first token
     end: Count  # place after its last token
-    finish: Literal["stop", "length"]  # stop: at end of text or a stop string; length: cut by a token limit
-    # stop string that ended it, if one did
+    finish: Literal["stop", "length"]  # stop: end of text or a stop string; length: a token limit
+    # stop string that ended it
     stop_string: Annotated[str, msgspec.Meta(max_length=1 << 20)] | None
 
 
 class ConversationPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """Turns of one conversation, each with the reply to it. Its tokens, logprobs and mask are raw frames."""
+    """Turns of one conversation, each with its reply. Tokens, logprobs and mask are raw frames."""
 
-    group: Name  # as in the lease
-    sample_index: Count  # as in the lease
+    group: Name  # name of the group
+    sample_index: Count  # number of the sample in its group
     attempt: Count  # number of its lease among the group's
     first_token: Count = 0  # place of its first token in the conversation
     num_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # tokens in this part
     num_prompt_tokens: Count  # tokens of the conversation before the first turn
-    # spans of exactly the policy's tokens of this part, by places in the conversation, in order
+    # spans of exactly the policy's tokens, by places in the conversation, in order
     version_spans: Annotated[list[VersionSpan], msgspec.Meta(max_length=MAX_TURNS)]
-    # turns of the policy in this part, in order
+    # turns of the policy, in order
     turns: Annotated[list[FinishedTurn], msgspec.Meta(min_length=1, max_length=MAX_TURNS)]
-    # state of the environment after the last of these turns: JSON of its own
+    # state of the environment after the last turn, as JSON
     snapshot: Annotated[str, msgspec.Meta(max_length=MAX_SNAPSHOT_CHARACTERS)]
-    # The other fields are about the whole conversation up to its last turn.
-    started_at: Seconds  # Unix seconds by the clock of the first server
-    generate_s: Seconds  # seconds in the engine, waiting for weights included
-    environment_s: Seconds  # seconds in the environment
-    reward: _Number | None = None  # reward of the environment so far; None: none yet
+    # The other fields are about the whole conversation; those without a comment are as in TrajectoryFacts.
+    started_at: Seconds  # Unix seconds by the first server's clock
+    generate_s: Seconds
+    environment_s: Seconds
+    reward: _Number | None = None  # environment's reward; None: none yet
     # parts of that reward by turn, in order
     turn_rewards: Annotated[list[TurnReward], msgspec.Meta(max_length=MAX_TURNS)] = msgspec.field(default_factory=list)
-    score: _Number | None = None  # score of the environment, for filtering; None: it gave none
-    # numbers of the environment for curves, by name
+    score: _Number | None = None  # environment's score, for filtering; None: none
+    # numbers for curves, by name
     logs: Annotated[dict[Name, _Number], msgspec.Meta(max_length=64)] = msgspec.field(default_factory=dict)
-    # hashes of the indexes that answered its searches
     content_hashes: Annotated[list[Name], msgspec.Meta(max_length=16)] = msgspec.field(default_factory=list)
 
     @property
@@ -77,7 +75,7 @@ class ConversationPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 def split_buffers(parts: Sequence[ConversationPart], buffers: Sequence[bytes], path: str) -> list[list[bytes]]:
-    """Return the tokens, logprobs and mask of each part, which are concatenated in three frames.
+    """Return the tokens, logprobs and mask of each part from three concatenated frames.
 
     Raises: FrameError "length" when a frame's length is not that of the parts.
     """

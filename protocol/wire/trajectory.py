@@ -1,6 +1,5 @@
 """The transport unit: one finished conversation as tokens and facts.
 
-Received arrays are checked before anything uses them: lengths, finite values, spans that fit the mask.
 Shape letter: T tokens of the trajectory, prompt included.
 """
 
@@ -18,9 +17,8 @@ from protocol.errors import FrameError
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-# NaN and infinity are outside these bounds too: a NaN would be NULL in the ledger, and crash the coordinator there.
+# The bounds exclude NaN, which would be NULL in the ledger and crash the coordinator.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
-# Ends of a conversation: see `TrajectoryFacts.finish`.
 Finish = Literal["answer", "stop", "length", "turns", "context", "time"]
 
 TOKENS = np.dtype("<i4")
@@ -28,16 +26,16 @@ LOGPROBS = np.dtype("<f4")
 MASK = np.dtype("u1")
 _ARRAYS = ("tokens", "behaviour_logprobs", "loss_mask")
 _ITEM_BYTES = (TOKENS.itemsize, LOGPROBS.itemsize, MASK.itemsize)
-# Learners use rewards as float32, in which the squares of larger ones would be infinite.
+# Squares of larger rewards are infinite in float32.
 _LARGEST_REWARD = 1e18
 
 
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Tokens [start, end) of the trajectory were written by this policy version."""
 
-    start: Count  # place of its first token in the trajectory, prompt included
+    start: Count  # place of its first token, prompt included
     end: Count  # place after its last token
-    version: Count  # policy version of its weights
+    version: Count  # policy version
 
 
 _START, _END, _VERSION = attrgetter("start"), attrgetter("end"), attrgetter("version")
@@ -56,25 +54,24 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     group: Name  # name of the group: e{epoch}-{prompt uid}, or eval-{step}-{prompt uid}
     sample_index: Count  # number of the sample in its group, from 0
     attempt: Count  # number of its lease among the group's, from 1
-    incarnation: Count  # start of the run that sent the lease; a later start may train the trajectory
-    kind: Literal["train", "eval"]  # eval: of a held-out prompt, never trained
-    is_greedy: bool  # True: each token was the likeliest; only in evaluations
+    incarnation: Count  # start of the run that sent the lease; a later one may train the trajectory
+    kind: Literal["train", "eval"]  # eval: never trained
+    is_greedy: bool  # True: each token was the likeliest
     server: Name  # rollout server that made it
-    num_tokens: Count  # T: prompt, turns of the policy, and replies
+    num_tokens: Count  # T: prompt, turns and replies
     num_prompt_tokens: Count  # tokens before the first turn
     num_turns: Count  # turns of the policy
-    # "answer": the environment got its answer. "stop": end of text or a stop string. "length": a turn reached
-    # rollout.max_response_tokens. "turns": rollout.max_turns, or no more turns of the environment. "context": no room
-    # in rollout.max_context_tokens. "time": rollout.max_conversation_s passed
+    # "answer": the environment got its answer. "stop": end of text or a stop string. "length": max_response_tokens of a
+    # turn. "turns": max_turns, or the environment's end. "context": max_context_tokens. "time": max_conversation_s
     finish: Finish
-    reward: float  # reward services' reward by rewards.combine, plus the environment's; advantages use it
-    # reward by the endpoint's name, or "environment"; only parts that were measured
+    reward: float  # reward services' reward by rewards.combine, plus the environment's
+    # measured parts by the endpoint's name, or "environment"
     reward_parts: Annotated[dict[Name, float], msgspec.Meta(max_length=64)]
-    # environment's rewards for turns before the last, in order; with rewards.credit = turn they are at the turns' ends
+    # environment's rewards for turns before the last, in order
     turn_rewards: Annotated[list[TurnReward], msgspec.Meta(max_length=4096)] = msgspec.field(default_factory=list)
     # mean of the reward services' `scores`, for filtering; None: the reward counts
     reward_score: float | None = None
-    # numbers for curves, by endpoint/name: the `extra_logs` of reward services; no part of the reward
+    # numbers for curves, by endpoint/name: the `extra_logs` of reward services
     reward_logs: Annotated[dict[Name, float], msgspec.Meta(max_length=64)] = msgspec.field(default_factory=dict)
     # spans in order, of exactly the policy's tokens
     version_spans: Annotated[list[VersionSpan], msgspec.Meta(min_length=1, max_length=4096)]
@@ -108,7 +105,7 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 class Trajectory:
     """Facts and arrays of one trajectory."""
 
-    facts: TrajectoryFacts  # everything but the arrays
+    facts: TrajectoryFacts
     tokens: NDArray[np.int32]  # [T] prompt, turns and replies
     # [T] natural logarithm, by the sampling engine at its temperature; 0 where loss_mask is 0
     behaviour_logprobs: NDArray[np.float32]
@@ -177,7 +174,7 @@ class Trajectory:
 
 
 def check_spans(spans: Sequence[VersionSpan], mask: NDArray[np.uint8], path: str, first: int = 0) -> None:
-    """Raise FrameError unless version spans are over exactly the tokens of a loss mask, the first at place `first`."""
+    """Raise FrameError unless version spans cover exactly a loss mask, whose first token is at place `first`."""
     covered = bytearray(len(mask))
     end, num_tokens = first, first + len(mask)
     for i, span in enumerate(spans):
@@ -209,8 +206,7 @@ def check_arrays(tokens: NDArray[np.int32], logprobs: NDArray[np.float32], mask:
 def check_vocabulary(tokens: NDArray[np.int32], vocab_size: int | None) -> None:
     """Raise FrameError for a token outside the policy's vocabulary; None: any token is accepted.
 
-    A rank that looks up its embedding dies, on a GPU with "device-side assert triggered", which names neither token nor
-    sample.
+    Its embedding would crash the rank, on a GPU with "device-side assert triggered".
     """
     if vocab_size is not None and (highest := int(tokens.max())) >= vocab_size:
         problem = f"holds the token {highest}, the policy's vocabulary has {vocab_size}"

@@ -1,6 +1,6 @@
-"""The interface of environments: one gives the prompt, then answers each turn of the policy, up to the end.
+"""An environment gives the prompt, then answers each turn of the policy, up to the end.
 
-Bundled environments and users' own share it. It carries texts. The player adds tokens, masks and limits.
+It carries texts. The player adds tokens, masks and limits.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,7 +17,7 @@ Finish = Literal["answer", "stop", "length", "turns"]
 class Chat:
     """A prompt of chat messages with tools, both rendered by the model's chat template."""
 
-    messages: Messages  # chat messages with a role each
+    messages: Messages
     # tools in OpenAI's form: {"type": "function", "function": {"name", "description", "parameters"}}
     tools: list[dict[str, Any]]
 
@@ -29,9 +29,9 @@ Prompt = str | Messages | Chat
 class Task:
     """Start of one sample."""
 
-    prompt: str | Messages  # the row's prompt: text, or chat messages
-    label: Any  # the row's label, any JSON value; None: the row has none
-    columns: Mapping[str, Any]  # the row's other columns, by name
+    prompt: str | Messages  # the row's prompt
+    label: Any  # the row's label, any JSON value; None: none
+    columns: Mapping[str, Any]  # the row's other columns
     is_greedy: bool = False  # True: greedy sample of an evaluation
 
 
@@ -39,16 +39,16 @@ class Task:
 class Turn:
     """One message of the policy."""
 
-    text: str  # text with its special tokens and its stop string
-    finish: Literal["stop", "length"]  # "stop" by end of text or a stop string; "length" by a token limit
-    stop_string: str | None = None  # stop string that ended the turn; None: something else did
+    text: str  # text with special tokens and stop string
+    finish: Literal["stop", "length"]  # "stop": end of text or a stop string; "length": a token limit
+    stop_string: str | None = None  # stop string that ended the turn
 
 
 @dataclass(frozen=True)
 class Observation:
     """A reply to the policy. Over rollout.max_observation_tokens the end of its body is cut; head and tail stay."""
 
-    body: str  # untrusted text: names of control tokens in it stay text
+    body: str  # untrusted text: control tokens in it stay text
     head: str = ""  # trusted text before the body: may contain control tokens
     tail: str = ""  # trusted text after the body
 
@@ -62,14 +62,14 @@ class Observation:
 class Step:
     """An environment's answer to a turn."""
 
-    # text before the next turn: a text as it is, or chat messages by the model's template, which ends the policy's turn
-    # and opens the next one; None: no text
+    # text before the next turn, or chat messages for the model's template, which ends the policy's turn and opens the
+    # next one; None: no text
     observation: Observation | str | Messages | None = None
-    is_done: bool = False  # True: the conversation ends here; the observation is not used
-    reward: float | None = None  # amount added to the sample's reward as the part "environment"; None: no such part
+    is_done: bool = False  # True: the conversation ends; the observation is not used
+    reward: float | None = None  # amount added to the sample's reward as the part "environment"
     finish: Finish | None = None  # reason of the end; None: the last turn's
-    score: float | None = None  # score so far, for filter.score = reward; the last one counts
-    # numbers for curves, by name; the last value of each counts
+    score: float | None = None  # score for filter.score = reward; the last one counts
+    # numbers for curves, by name; the last value counts
     logs: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -79,12 +79,12 @@ def _no_template(messages: Messages) -> str:
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources that every environment is made with."""
+    """Resources of an environment."""
 
     max_turns: int  # rollout.max_turns: turns that may get an observation before one last turn
-    tools: Mapping[str, Callable[..., Awaitable[Any]]] = field(default_factory=dict)  # tools that its class requires
-    tokenizer: Any = None  # the model's Hugging Face tokenizer; None: not known
-    render: Callable[[Messages], str] = _no_template  # renders chat messages to the prompt's text
+    tools: Mapping[str, Callable[..., Awaitable[Any]]] = field(default_factory=dict)  # tools that the class requires
+    tokenizer: Any = None  # the model's Hugging Face tokenizer; None: unknown
+    render: Callable[[Messages], str] = _no_template  # text of a chat prompt
 
     def tool(self, name: str) -> Callable[..., Awaitable[Any]]:
         """Return a tool to call. A failed call raises NeighbourError; do not catch it: the sample is retried.
@@ -96,38 +96,37 @@ class Resources:
         return self.tools[name]
 
     async def search(self, query: str) -> list[str]:
-        """Return the contents of the passages found by the tool "search", best first."""
+        """Return the passages found by the tool "search", best first."""
         return list(await self.tool("search")(query))
 
 
 class ToolRefusal(Exception):
-    """A call that the policy got wrong. The policy reads this text instead of a result."""
+    """A wrong call of the policy, which reads this text instead of a result."""
 
 
 class ModelTool(Protocol):
-    """A tool that the policy calls, by name and with JSON arguments."""
+    """A tool that the policy calls with JSON arguments."""
 
     @property
     def schema(self) -> dict[str, Any]:
         """Name, description and parameters, as in `Chat.tools`."""
 
     async def answer(self, arguments: Mapping[str, Any]) -> str:
-        """Return the text that the policy reads. Raises: ToolRefusal, or NeighbourError when the tool itself failed.
+        """Return the text that the policy reads. Raises: ToolRefusal, or NeighbourError when the tool failed.
 
-        arguments: checked for names and types of the first level. The tool checks everything else.
+        arguments: names and types are checked at the first level. The tool checks the rest.
         """
 
 
 class Environment(Protocol):
     """One conversation. Made for each sample as `Class(resources)`.
 
-    `requires = {"search"}` names the tools that the class uses. `async def close(self)` is optional and called at the
-    end of the conversation. `gives_reward = True`: rewards.endpoints may be empty. An exception fails the sample with
-    its text, and nothing is trained.
+    `requires = {"search"}` names its tools. The optional `async def close(self)` is called at the end.
+    `gives_reward = True`: rewards.endpoints may be empty. An exception fails the sample with its text.
 
-    `def snapshot(self)` and `async def resume(self, snapshot)` are optional. With them another server can resume the
-    conversation after a crash. `snapshot` is called after each step and returns the state as JSON values, or None when
-    it cannot be resumed. `resume` gets that state, in a new object after `reset`.
+    With the optional `def snapshot(self)` and `async def resume(self, snapshot)` another server can resume the
+    conversation after a crash. After each step `snapshot` returns the state as JSON values, or None: not resumable.
+    `resume` gets it in a new object after `reset`.
     """
 
     stop: tuple[str, ...]  # strings that end a turn; they stay in the turn's text
