@@ -1,6 +1,6 @@
 """Places of Ray actors, and the standby processes that a run borrows for its learner ranks.
 
-A standby process holds slow imports and nothing of ours, so that it runs the code of the moment when it is used.
+A standby process holds slow imports and none of our code, which may change before its use.
 """
 
 import asyncio
@@ -32,19 +32,19 @@ _BYTES = 1
 class ActorPlace:
     """The node and the resources of one actor."""
 
-    node_id: str | None  # Ray's name of the node; None: any node with room
-    num_gpus: float  # GPUs of the actor; below 1: a share of one
-    resources: Mapping[str, float] = field(default_factory=dict)  # custom resources of the actor
+    node_id: str | None  # Ray's node ID; None: any node
+    num_gpus: float  # GPUs; below 1: a share of one
+    resources: Mapping[str, float] = field(default_factory=dict)  # custom resources
 
     def options(self, strategy: str = "DEFAULT") -> dict[str, Any]:
-        """Return Ray's options. strategy: Ray's own, used where no node is named.
+        """Return Ray's options. strategy: for a place without a node.
 
-        The node is soft: when it is gone, Ray restarts a server on another one. While it lives, Ray waits for room.
+        The node is soft: Ray waits for room on it, and restarts a server elsewhere when it is gone.
         """
         node = self.node_id and NodeAffinitySchedulingStrategy(self.node_id, soft=True)
         return {
             "num_gpus": self.num_gpus,
-            # Ray starts an actor that takes nothing on any node, whatever node is named.
+            # Ray ignores the node of an actor without resources.
             "memory": _BYTES,
             "resources": dict(self.resources) or None,
             "scheduling_strategy": node or strategy,
@@ -56,7 +56,7 @@ class ActorPlace:
         return f" on node {known[self.node_id]}" if self.node_id in known else ""
 
     def matches(self, node_id: str | None, assigned: Mapping[str, float]) -> bool:
-        """Return whether an actor on this node, with these resources by Ray's count, is in such a place."""
+        """Return whether an actor on this node with these resources is in such a place."""
         wanted = {name: amount for name, amount in {"GPU": self.num_gpus, **self.resources}.items() if amount}
         return self.node_id in (None, node_id) and dict(assigned) == wanted
 
@@ -70,12 +70,12 @@ def places(
 
 
 def this_node() -> str:
-    """Return Ray's name of this process's node."""
+    """Return this process's node ID."""
     return str(ray.get_runtime_context().get_node_id())
 
 
 def assigned_here() -> dict[str, float]:
-    """Return the resources of this actor as Ray counts them, without CPUs and memory."""
+    """Return this actor's resources, without CPUs and memory."""
     assigned = ray.get_runtime_context().get_assigned_resources()
     return {name: float(amount) for name, amount in assigned.items() if amount and name not in ("CPU", "memory")}
 
@@ -90,10 +90,7 @@ class StandbyProcess:
             import_module(name)
 
     def load(self, class_path: str, environment: Mapping[str, str], *arguments: Any) -> None:
-        """Make the object of the class `module:Class` for `call`.
-
-        environment: further variables, from the borrower.
-        """
+        """Make an object of the class `module:Class`. environment: further variables."""
         os.environ.update(environment)
         module, _, name = class_path.partition(":")
         self._object = getattr(import_module(module), name)(*arguments)
@@ -103,7 +100,7 @@ class StandbyProcess:
         return True
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return the result of a method of the loaded object."""
+        """Return a method's result."""
         return getattr(self._object, method)(*arguments)
 
 
@@ -112,19 +109,19 @@ class StandbyPool:
 
     def __init__(self) -> None:
         self._idle: list[Any] = []
-        self._borrower: Any = None  # admitted actor; None: there was none yet
+        self._borrower: Any = None  # admitted actor, if any
         self._lent: list[Any] = []  # its borrowed processes
         self._watching: asyncio.Task[None] | None = None  # ends with the borrower and its processes
 
     @property
     def is_lending(self) -> bool:
-        """True from a borrower's admission until everything that it borrowed has ended."""
+        """True until an admitted borrower and its processes have ended."""
         return self._watching is not None and not self._watching.done()
 
     async def admit(self, borrower: Any, timeout_s: float) -> bool:
-        """Return whether `borrower`, an actor with `live`, may borrow: only one may until it has ended.
+        """Return whether `borrower`, an actor with `live`, may borrow: one at a time.
 
-        Blocks for timeout_s at most, while another borrower lives.
+        Blocks up to timeout_s while another borrower lives.
         """
         if self.is_lending and borrower == self._borrower:
             return True
@@ -138,13 +135,13 @@ class StandbyPool:
         return True
 
     def fill(self, num_processes: int) -> None:
-        """Start idle processes up to this number on this node, none on a cluster with GPUs. Returns at once."""
+        """Start idle processes up to this number on this node. Returns at once."""
         if num_processes > len(self._idle) and not ray.cluster_resources().get("GPU"):
             here = ActorPlace(this_node(), 0)
             self._idle += [_start(here) for _ in range(num_processes - len(self._idle))]
 
     async def lend(self, places: Sequence[ActorPlace]) -> list[Any]:
-        """Return a process for each place, in order, for as long as the admitted borrower lives.
+        """Return a process for each place, in order, until the borrower ends.
 
         Idle processes are lent first, for places without resources on this node.
         """
@@ -156,7 +153,7 @@ class StandbyPool:
         lent_at = dict(zip(fitting, warm, strict=False))
         lent = [lent_at[number] if number in lent_at else _start(place) for number, place in enumerate(places)]
         self._lent += lent
-        if not self.is_lending:  # the borrower has ended, and its watch would not end these
+        if not self.is_lending:  # the ended borrower's watch misses these
             _end(lent)
         return lent
 

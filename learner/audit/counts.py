@@ -12,7 +12,7 @@ from learner.data.filtered import FILTERED
 
 _SETTLED = ("trained", "skipped", "filtered")
 _NUM_DECILES, _NUM_LONG = 10, 3
-# Standard errors of a significant difference: by chance alone 1 audit in 40 finds one.
+# Standard errors of a significant difference; chance alone exceeds them in 1 of 40 audits.
 _SIGNIFICANT = 2.0
 _MIN_PROMPTS = 10
 
@@ -22,12 +22,12 @@ class EpochAccount:
     """The prompts of one epoch by state; the five numbers add up to num_prompts."""
 
     epoch: int  # number from 0
-    num_prompts: int  # rows of the training data; with weighted entries, prompts that were drawn
+    num_prompts: int  # rows of the training data; with weighted entries, drawn prompts
     trained: int  # prompts of applied steps
     skipped: int  # prompts that failed too often, or whose step was not applied
     under_way: dict[str, int]  # other drawn prompts by the ledger's state: pending, leased, ready, assigned
-    to_come: int  # prompts not drawn yet; no loss
-    filtered: int = 0  # prompts replaced because of their mean score, or left out because of an earlier one
+    to_come: int  # prompts not drawn yet
+    filtered: int = 0  # prompts replaced or left out for a mean score
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Tokens:
     """Model tokens by reason."""
 
     # "trained", or the reason of waste: stale, filtered, duplicate, lineage, unknown, rejected, restart, failed,
-    # endpoints (of a start with other reward endpoints) or skipped
+    # endpoints or skipped
     what: str
-    num_trajectories: int  # trajectories, each counted once even if a server sent it again
+    num_trajectories: int  # trajectories without repeats
     num_tokens: int  # model tokens of these
 
 
@@ -46,8 +46,8 @@ class Failure:
     """One failed sample of a lease."""
 
     sample_index: int  # sample of the group, from 0
-    attempt: int  # number of the lease among the group's
-    server: str  # rollout server that had the lease
+    attempt: int  # number within the group
+    server: str  # rollout server
     boundary: str  # neighbour that failed: engine, reward:NAME, ...; server: the server died
     detail: str  # cause, for people
 
@@ -61,14 +61,14 @@ class DeadLetter:
     reason: str  # reason of the skip
     step: int | None  # step that was not applied; None: the prompt failed
     attempts: int  # number of its leases
-    failures: list[Failure]  # failures of all its samples, in order
+    failures: list[Failure]  # failures in order
 
 
 @dataclass(frozen=True)
 class Decile:
     """A tenth of the prompts, by the length of their answers."""
 
-    shortest: float | None  # model tokens, mean of the prompt's group; None: these prompts have no answer
+    shortest: float | None  # model tokens, mean of the group; None: no answer
     longest: float | None  # the same for the longest
     num_prompts: int  # prompts trained or skipped
     num_retried: int  # prompts leased more than once
@@ -81,7 +81,7 @@ class Survivorship:
     """Retries and skips by answer length."""
 
     deciles: list[Decile]  # shortest answers first; prompts without any answer last
-    sentence: str  # whether long answers were leased again or skipped more often, beyond chance
+    sentence: str  # statement on retries and skips of long answers
 
 
 def count_epochs(run: AuditedRun) -> list[EpochAccount]:
@@ -93,7 +93,7 @@ def count_epochs(run: AuditedRun) -> list[EpochAccount]:
         f"{FILTERED}%",
     ):
         states.setdefault(epoch, {})[state] = count
-    # Weighted entries have epochs of their own, which do not add up to an epoch of all prompts.
+    # Weighted entries have epochs of their own.
     size = len(run.uids) if run.settings.data.weights() is None else 0
     return [
         EpochAccount(
@@ -130,8 +130,8 @@ WHERE r.place = 1 AND t.step IS NULL GROUP BY r.reason ORDER BY 3 DESC, 1
 def count_tokens(run: AuditedRun) -> list[Tokens]:
     """Return trained tokens first, then wasted ones by reason, most first.
 
-    Finished trajectories of skipped prompts are wasted as "skipped". The tokens of one lease and sample count once, by
-    the most telling reason; they do not count if a server sent the sample again later and it was trained.
+    Finished trajectories of skipped prompts are wasted as "skipped". A sample of one lease counts once, by the
+    most telling reason, and not at all if it was sent again and trained.
     """
     trained = run.db.execute(
         "SELECT COUNT(*), COALESCE(SUM(num_model_tokens), 0) FROM trajectories "

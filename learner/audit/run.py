@@ -1,7 +1,6 @@
-"""A run folder opened for reading: one consistent view of its ledger, settings, prompts and metrics; and breaches.
+"""One consistent view of a run folder's ledger, settings, prompts and metrics; and breaches.
 
-Nothing in the folder is written, whether the run is running, was killed, or ended: only SQLite may renew its lock table
-(`ledger.sqlite-shm`) next to a write-ahead log.
+Nothing in the folder is written; only SQLite may renew `ledger.sqlite-shm` next to a write-ahead log.
 """
 
 import sqlite3
@@ -19,27 +18,26 @@ from protocol.errors import OperatorError, SettingsError
 from protocol.settings.loader import load_saved_settings
 from protocol.settings.settings import Settings
 
-# The rules read prompts and trajectories in the order of groups, which is not that of the file.
+# The rules do not read in the order of the file.
 _CACHE_KIB = 256 * 1024
 _MAX_MOMENTS = 100
-# Lines of one rule: a ledger that is wrong everywhere needs a few, not a million.
 MAX_LINES_PER_RULE = 100
 
 
 @dataclass(frozen=True)
 class Breach:
-    """One breach of a rule; as text, one line.
+    """One breach of a rule.
 
     Example:
     >>> str(Breach("group_size", "trajectories of its step: 3, expected 4", group="e0-a", step=2))
     'ledger.sqlite, group e0-a, step 2: trajectories of its step: 3, expected 4'
     """
 
-    rule: str  # short name of the broken rule, such as group_size; breaches are counted by it
-    problem: str  # fact that was found, and the expected one
+    rule: str  # name of the broken rule
+    problem: str  # found and expected facts
     file: str = LEDGER  # path inside the run folder
-    group: str | None = None  # name of the group that the breach is about
-    step: int | None = None  # number of the step that the breach is about, from 1
+    group: str | None = None  # name of the group
+    step: int | None = None  # step, from 1
 
     def __str__(self) -> str:
         where = [self.file]
@@ -56,7 +54,7 @@ class Breaches:
     shown: list[Breach]  # breaches in the order found, at most MAX_LINES_PER_RULE of each rule
 
     def lines(self) -> list[str]:
-        """Return one line for each breach shown, then one for each rule with more of them."""
+        """Return one line for each breach shown, then one for each rule with more."""
         more = {rule: count - MAX_LINES_PER_RULE for rule, count in self.counts.items() if count > MAX_LINES_PER_RULE}
         return [str(breach) for breach in self.shown] + [
             f"and {count:,} more that break the rule {rule}" for rule, count in more.items()
@@ -121,7 +119,7 @@ def open_run(folder: Path, data: Path | None) -> Iterator[AuditedRun]:
         with closing(sqlite3.connect(read_only(path), uri=True, isolation_level=None)) as db:
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             add_missing_tables_in_memory(db, path)
-            # Listed before the ledger's moment: the ledger would not know a checkpoint that was made after it.
+            # Listed first: the ledger would not know a later checkpoint.
             checkpoints = sorted((folder / CHECKPOINTS).glob("step_*"))
             metrics = _begin(db, folder / "metrics.jsonl")
             yield AuditedRun(folder, settings, uids, db, metrics, checkpoints, rows_by_entry)
@@ -133,9 +131,9 @@ def open_run(folder: Path, data: Path | None) -> Iterator[AuditedRun]:
 
 
 def _begin(db: sqlite3.Connection, metrics: Path) -> bytes:
-    """Begin the read transaction at a moment in which no step is being recorded; returns the metrics of that moment.
+    """Begin the read transaction while no step is being recorded; returns the metrics of that moment.
 
-    After 100 tries a run that records steps without pause is taken as it is: its metrics may be a few lines ahead.
+    After 100 tries the metrics may be a few lines ahead.
     """
     for _ in range(_MAX_MOMENTS):
         before = _read(metrics)

@@ -20,7 +20,7 @@ _DETACH_S = 10.0
 
 
 def ensure_servers(engine: EngineRequest, planned: Processes, may_be_late: bool = False) -> Any:
-    """Ask the fleet for warm or new rollout servers; return a reference to a list of `deploy.fleet.fleet.ServerInfo`.
+    """Ask the fleet for warm or new servers; return a reference to a list of `ServerInfo`.
 
     may_be_late: when one server is ready, the others are returned before their engines start.
     """
@@ -30,7 +30,7 @@ def ensure_servers(engine: EngineRequest, planned: Processes, may_be_late: bool 
 
 
 def shared_retrievers(servers: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the shared addresses of the retrievers on these servers' nodes, without repeats."""
+    """Return the retriever addresses of these servers' nodes, without repeats."""
     return tuple(sorted({str(url) for server in servers if (url := server["shared_retriever_url"])}))
 
 
@@ -78,7 +78,7 @@ def is_alive(name: str) -> bool:
 
 
 class ServerCalls:
-    """A run's calls to its servers, the fleet, the coordinator and rank 0. None of them blocks."""
+    """A run's calls to its servers, the fleet, the coordinator and rank 0. None blocks."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ServerCalls:
         push_to: Callable[[tuple[str, ...]], Any],
         plan: Callable[[int], Processes],
     ) -> None:
-        """engine: start options of every server. push_to: makes rank 0 push weights to these servers from now on.
+        """engine: start options of every server. push_to: makes rank 0 push weights to these servers.
 
         plan: returns the places of a number of servers; raises OperatorError when they do not fit.
         """
@@ -111,25 +111,25 @@ class ServerCalls:
         return call(reference, name)
 
     def add(self, planned: Processes, nodes: Sequence[str]) -> Any:
-        """Make the fleet start a server on each node; return a reference to a list of `ServerInfo`."""
+        """Start a server on each node; return a reference to a list of `ServerInfo`."""
         engine, resources = self._engine.model_dump(), dict(planned.resources)
         return find_fleet().add.remote(engine, list(nodes), planned.num_gpus, resources)
 
     def remove(self, name: str) -> Any:
-        """Make the fleet stop a server; return a reference."""
+        """Stop a server; return a reference."""
         return find_fleet().remove.remote(name)
 
     def lose(self, name: str, reason: str) -> None:
-        """Make the coordinator recall the leases of a crashed server."""
+        """Recall the leases of a crashed server."""
         self._coordinator.lose_server.remote(name, reason)
 
     def release(self, name: str, reason: str) -> None:
-        """Make the coordinator lease the samples of a removed server to other servers."""
+        """Lease a removed server's samples to other servers."""
         self._coordinator.release_server.remote(name, reason)
 
 
 class RayServer:
-    """The weight controls of a rollout server (`protocol.weights.controls.ServerControls`) as Ray calls."""
+    """A rollout server's `ServerControls` as Ray calls."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -143,6 +143,5 @@ def _forward(verb: str) -> Callable[..., Coroutine[Any, Any, Any]]:
     return call
 
 
-# One loop over the protocol's list: a method that is added to `ServerControls` needs no change here.
 for _verb in VERBS:
     setattr(RayServer, _verb, _forward(_verb))

@@ -1,6 +1,6 @@
 """Leases: sent to servers, answered by results and failures, and recalled when they do not come back.
 
-A recalled lease is failed or released; the group's missing samples are then leased again.
+The missing samples of a recalled lease are leased again.
 """
 
 from collections import deque
@@ -16,14 +16,14 @@ from protocol.wire import messages as m
 from protocol.wire.codec import SampleStamp
 from protocol.wire.trajectory import Trajectory, TrajectoryFacts, check_vocabulary
 
-# Longest time since its last lease that a failed prompt waits for a server on which it has not failed.
+# Longest wait of a failed prompt for another server, since its last lease.
 _ELSEWHERE_S = 30.0
 
 
 class OverdueLimit:
     """The time after which a group is leased a second time, learned from how long groups take.
 
-    A second lease is not a failure: the first one's samples count if they come first, so long answers are not cut off.
+    Samples of the first lease still count, so long answers are not cut off.
 
     Example: after groups that took 10 to 20 s, a lease is overdue after 80 s.
     >>> limit = OverdueLimit(limit_s=600.0)
@@ -79,7 +79,7 @@ class Leases:
     def lease_all(self, versions: range, is_admitting: bool, now: float) -> None:
         """Lease groups to servers that have room and hold weights of one of these versions.
 
-        is_admitting: True if new prompts may be leased, besides returned ones.
+        is_admitting: whether new prompts may be leased.
         """
         waiting: list[Group] = []
         while (server := self._servers.next_to_lease(versions)) is not None:
@@ -106,9 +106,8 @@ class Leases:
     def _next_elsewhere(self, group: Group, versions: range, now: float) -> str | None:
         """Return the server for a group that failed on some server; None while it waits for another one.
 
-        A server on which every sample fails at once, for lack of a package or a file, always has room. Without the wait
-        it would be leased the same prompts three times over, and all of them would be skipped. A busy server is waited
-        for, but not for ever: it may hang.
+        A server on which every sample fails at once always has room. Without the wait it would get the same prompts
+        until they are skipped. The wait is limited, because a busy server may hang.
         """
         server = self._servers.next_to_lease(versions, other_than=group.failed_on)
         is_waiting = self._servers.able(versions) - group.failed_on and now - group.leased_at < _ELSEWHERE_S
@@ -119,7 +118,7 @@ class Leases:
     # -- back ---------------------------------------------------------------------------------------------------------
 
     def receive(self, server: str, facts: TrajectoryFacts, buffers: list[bytes], versions: range, now: float) -> None:
-        """Keep a trajectory that was leased and whose weights exist; the outcome is sent to its server."""
+        """Keep a valid trajectory; its server gets the outcome."""
         group = self._groups.find(facts.group)
         unusable = self._unusable_because(group, facts)
         if group is None or unusable is not None:
@@ -167,7 +166,7 @@ class Leases:
         self._fail_one(group, facts.sample_index, facts.attempt, server, "trajectory", f"refused: {error}")
 
     def refuse(self, server: str, sample: SampleStamp, error: FrameError) -> None:
-        """Have a server drop a result that is not a valid message: sent again, it would be refused again."""
+        """Have a server drop a result that is not a valid message."""
         self._mailbox.acknowledge(server, sample.group, sample.sample_index, "refused", str(error))
         group = self._groups.find(sample.group)
         self._fail_one(group, sample.sample_index, sample.attempt, server, "trajectory", f"refused: {error}")
@@ -191,7 +190,7 @@ class Leases:
         detail: str,
         num_model_tokens: int = 0,
     ) -> None:
-        """Fail a sample that the server still holds by this attempt; failures of other leases are history."""
+        """Fail a sample that the server still holds by this attempt."""
         if group is not None and group.is_leased(index, server, attempt):
             self._groups.fail(group, {index: attempt}, server, boundary, detail, num_model_tokens)
 
@@ -207,15 +206,13 @@ class LeaseRecall:
         self._servers = servers
         self._overdue = overdue
         self._tally = accounts.tally
-        # Samples of servers without a connection: server -> group -> sample -> attempt. The server may have died with
-        # them, or its link is cut.
+        # Samples of servers without a connection: server -> group -> sample -> attempt.
         self._out_of_reach: dict[str, dict[str, dict[int, int]]] = {}
 
     def take_back_unreachable(self, server: str, reason: str) -> None:
         """Release the samples of a server without a connection.
 
-        They fail when the server turns out to have died. A server that sends messages again (`note_alive`) had its link
-        cut, which is not a failure of a sample.
+        They fail if the server has died. After a cut link they do not fail.
         """
         lost = self._out_of_reach.setdefault(server, {})
         for group in self._groups.held_by(server):

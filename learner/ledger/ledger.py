@@ -1,7 +1,6 @@
 """The ledger: the state of every leased prompt and the facts of every trajectory, in SQLite, in the run folder.
 
-One thread writes it; reports and audits may read it at any time. A prompt that was never leased has no row, because the
-position in the prompt order covers it: a run over a million prompts starts with an empty table.
+One thread writes it; reports and audits may read it at any time. A prompt that was never leased has no row.
 """
 
 import json
@@ -18,19 +17,19 @@ from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
 from protocol.wire.trajectory import TrajectoryFacts
 
-# In `meta`: the JSON of the step's line of metrics that waits for an evaluation, or "".
+# In `meta`: the JSON of the metrics line that waits for an evaluation, or "".
 HELD_LINE = "held_line"
 # Beginning of the reason of a group that was skipped with its step.
 NOT_APPLIED = "step not applied: "
 # In `meta`: the first step, and the first start, that the current reward endpoints score; absent: all.
 REWARDS_SINCE_STEP, REWARDS_SINCE_START = "rewards_since_step", "rewards_since_start"
-# Boundary in ledgers of earlier versions: a crash of a server that did not count as the sample's failure.
+# Boundary in older ledgers: a server's crash that was not the sample's failure.
 _SURVIVED = "server, survived"
 
 
 @dataclass(frozen=True)
 class LeasedPrompt:
-    """A prompt that an earlier start leased and did not train; the next start leases it first."""
+    """A prompt that an earlier start leased and did not train."""
 
     group: str  # name of its group
     epoch: int  # pass over the data
@@ -42,7 +41,7 @@ class LeasedPrompt:
 
 
 class Ledger:
-    """Changes are in one transaction until `commit`, which is called once per turn of the coordinator's loop."""
+    """Changes are in one transaction until `commit`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,8 +63,8 @@ class Ledger:
     def begin_incarnation(self, policy_version: int) -> int:
         """Return the number of this start of the run, from 1, and record the version of its weights.
 
-        A file next to the ledger also has the number. A resume restores the checkpoint's ledger with its old number.
-        The next start would then reuse the number of a start whose messages may still arrive.
+        A file next to the ledger also has the number: a restored ledger has an older one. With a reused number,
+        messages of the earlier start would be accepted.
         """
         known = [int(self.meta("incarnation") or 0)]
         if self._incarnations.exists():
@@ -83,16 +82,15 @@ class Ledger:
     def last_shared_version(self, incarnation: int) -> int | None:
         """Return the newest version that a trajectory of an earlier start may contain, None when no start followed it.
 
-        The ledger is restored with its checkpoint, so its starts are those of the surviving lineage. Example: a run at
-        version 23 resumed from a checkpoint of version 20. Its versions 21 to 23 are other weights now, so tokens that
-        the earlier start made with those versions must not be trained.
+        Example: a run at version 23 resumed from a checkpoint of version 20. Its versions 21 to 23 are other weights
+        now, so the earlier start's tokens of those versions must not be trained.
         """
         row = self._db.execute("SELECT MIN(policy_version) FROM incarnations WHERE number > ?", (incarnation,))
         version = row.fetchone()[0]
         return None if version is None else int(version)
 
     def begin_terms(self, from_step: int, terms: Mapping[str, int | float | str]) -> None:
-        """Record the settings by which the audit measures steps from this one on; a resumed run may change them."""
+        """Record the settings by which the audit measures steps from this one on."""
         for name, value in terms.items():
             self._change("INSERT OR REPLACE INTO terms VALUES (?, ?, ?)", (from_step, name, value))
 
@@ -114,8 +112,7 @@ class Ledger:
     def _note_scored_by(self, source: str, incarnation: int) -> None:
         """Set `scored_since_start` from a file next to the ledger.
 
-        Servers keep results for the next start. The ledger does not know every start that scored them: it is restored
-        with a checkpoint, or begins again with step 0.
+        The ledger, restored with a checkpoint, does not know every start that scored the results kept by servers.
         """
         if self._scored_by.exists():
             known = json.loads(self._scored_by.read_text(encoding="utf-8"))
@@ -143,7 +140,7 @@ class Ledger:
     def recall_unfinished(self) -> list[LeasedPrompt]:
         """Return the unfinished prompts of earlier starts, oldest first; their state becomes pending.
 
-        Their trajectories are dropped and counted as waste: the tokens were in the memory of a process that ended.
+        Their trajectories are dropped and counted as waste.
         """
         rows = self._db.execute(
             f'SELECT "group", epoch, uid, position, attempt FROM prompts WHERE {UNFINISHED} ORDER BY position'  # noqa: S608

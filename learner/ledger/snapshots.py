@@ -1,7 +1,4 @@
-"""Consistent copies of the ledger for checkpoints, made while the coordinator keeps writing to it.
-
-The coordinator makes a copy in a thread, so that no lease, ping or acknowledgement waits for it.
-"""
+"""Consistent copies of the ledger for checkpoints, made in a thread while the coordinator keeps writing to it."""
 
 import contextlib
 import sqlite3
@@ -13,7 +10,7 @@ from protocol.disk.files import aside_of
 from protocol.errors import FrameError, OperatorError
 from protocol.failpoints import failpoint
 
-# A copy checks after each part of 16 MiB (pages of 4 KiB) whether it was cancelled.
+# 16 MiB in pages of 4 KiB; each part checks for cancellation.
 _PAGES_PER_PART = 4096
 _CLOSE_S = 10.0
 Work = Callable[[], None]
@@ -25,14 +22,14 @@ def run_now(work: Work) -> None:
 
 
 def run_in_thread(work: Work) -> None:
-    """Do the work in a daemon thread. If the process ends first, the incomplete copy is left under a temporary name."""
+    """Do the work in a daemon thread. An incomplete copy keeps a temporary name."""
     threading.Thread(target=work, name="ledger copy", daemon=True).start()
 
 
 class LedgerCopy:
-    """A copy of everything that was committed when this object was created. `make` writes it, in any thread.
+    """A copy of everything that was committed at its creation. `make` writes it, in any thread.
 
-    The object holds a read transaction until `make` ends. Until then the write-ahead log keeps all commits.
+    Until `make` ends, a read transaction keeps all commits in the write-ahead log.
     """
 
     def __init__(self, ledger: Path, path: Path) -> None:
@@ -41,7 +38,7 @@ class LedgerCopy:
         self._is_cancelled = threading.Event()
         failpoint("ledger.snapshot.begun")
         try:
-            # Opened by the coordinator's thread, read and closed by the thread that makes the copy.
+            # Opened by one thread, read and closed by another.
             self._db = sqlite3.connect(
                 f"{ledger.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
             )
@@ -82,7 +79,7 @@ class LedgerCopy:
             except _CopyCancelled:
                 return False
             failpoint("ledger.snapshot.copied")
-            # The copy inherits the WAL mode: opened as it is, it would add two more files to a checkpoint.
+            # In WAL mode the copy would add two files to a checkpoint.
             copy.execute("PRAGMA journal_mode=DELETE")
         return not self._is_cancelled.is_set()
 
@@ -99,10 +96,7 @@ class _CopyCancelled(Exception):
 
 
 class LedgerCopies:
-    """The copies that rank 0 requests, one at a time. A repeated request starts no second copy.
-
-    A request is identified by its path and its number.
-    """
+    """The copies that rank 0 requests, one at a time. A repeated path and number start no second copy."""
 
     def __init__(self, begin_copy: Callable[[Path], LedgerCopy], start: Callable[[Work], None] = run_now) -> None:
         """begin_copy: `Ledger.begin_copy`. start: runs a copy's work, `run_now` or `run_in_thread`."""
@@ -113,7 +107,7 @@ class LedgerCopies:
         self._to_confirm: list[tuple[str, int]] = []  # (peer, request number) that `take_finished` returns next
 
     def has_request(self, path: Path, request: int) -> bool:
-        """Return whether this request has started a copy. Its file may exist, or be moved with its folder."""
+        """Return whether this request has started a copy."""
         key = (path, request)
         return key in self._completed or (self._running is not None and self._running.key == key)
 
@@ -128,13 +122,13 @@ class LedgerCopies:
         return self._running is not None and not self._running.has_ended.is_set()
 
     def request_copy(self, peer: str, path: Path, request: int) -> None:
-        """Start a copy of the ledger as it is now, unless this request has started it before.
+        """Start a copy, unless this request has started it before.
 
         Raises: FrameError while another request's copy is running; OperatorError when the ledger cannot be read.
         """
         key = (path, request)
         if key in self._completed:
-            # Not written again: the copy may be part of a checkpoint's manifest by now.
+            # Not written again: it may be in a checkpoint's manifest.
             self._to_confirm.append((peer, request))
             return
         if self._running is None:

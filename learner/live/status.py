@@ -1,4 +1,4 @@
-"""The status of a run, as its coordinator publishes it for every view."""
+"""The status of a run."""
 
 from collections.abc import Mapping
 
@@ -10,8 +10,8 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     policy_version: int | None  # version of its weights; None: not synced
     running: int  # requests inside its engine
-    waiting: int  # samples in flight outside the engine: in the environment, or being scored
-    generated_tokens: int  # tokens since the run attached to it
+    waiting: int  # samples in the environment, or being scored
+    generated_tokens: int  # tokens since its attachment
     failures: Mapping[str, int]  # failures by boundary
 
 
@@ -24,10 +24,10 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     window_size: int  # limit of these
     ready: int  # groups waiting for a step
     skipped: int  # skipped prompts
-    retried: int  # leases that were issued again
+    retried: int  # repeated leases
     detail: str  # description of the next step's wait
-    evaluation: str | None  # finished prompts of the running evaluation, as 3/8; None: none runs
+    evaluation: str | None  # finished prompts of the evaluation, as 3/8; None: none runs
     servers: Mapping[str, ServerStatus | None]  # status by name; None before the first heartbeat
-    give_up_reason: str | None = None  # reason why a rule of the settings ends the run; None: it does not
-    counts: Mapping[str, int]  # counts of refusals, rejections, drops and failures, by reason
-    notices: tuple[str, ...] = ()  # sentences for the operator, in order, since this start of the run
+    give_up_reason: str | None = None  # reason of a settings rule to end the run, if any
+    counts: Mapping[str, int]  # refusals, rejections, drops and failures by reason
+    notices: tuple[str, ...] = ()  # sentences for the operator since this start

@@ -1,4 +1,4 @@
-"""From micro-batches to a gradient: forward pass, loss and backward pass, one micro-batch at a time.
+"""The gradient of micro-batches, one at a time.
 
 Shapes: K model tokens of a micro-batch.
 """
@@ -28,7 +28,7 @@ ROUTER_AUX_LOSS = "router_aux_loss"
 class StepResult:
     """Outcome of one optimizer step, the same on every rank."""
 
-    applied: bool  # False: a loss or gradient was not finite, and weights and optimizer are as before the step
+    applied: bool  # False: a loss or gradient was not finite, and nothing changed
     loss: float  # over all ranks, divided by the step's weight
     grad_norm: float  # before clipping
     sums: dict[str, float]  # over all ranks
@@ -49,7 +49,7 @@ class TrainedModule(Protocol):
 def score_tokens(
     module: TrainedModule, micro_batch: MicroBatch, temperature: float, *, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return (logprobs [K], entropies [K]), float32, of a model that `scored_model.make_scored` prepared.
+    """Return (logprobs [K], entropies [K]), float32, of a model from `make_scored`.
 
     The micro-batch is on the module's device. Raises: ValueError for a model that returns logits for other tokens.
     """
@@ -69,8 +69,8 @@ def add_gradient(
 ) -> Sums:
     """Return the sums of the micro-batches, "loss" among them, after adding the gradient of their losses times scale.
 
-    router_aux_loss: weight of the model's own loss that balances its experts. Each micro-batch counts by its model
-    tokens. The loss is part of "loss", and unweighted in the sum of its name.
+    router_aux_loss: weight of the loss that balances experts; micro-batches count by model tokens. It is part of
+    "loss", and unweighted in its own sum.
     """
 
     def loss_of(micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
@@ -93,16 +93,16 @@ def accumulate(
 ) -> Sums:
     """Return the sums of the micro-batches, "loss" among them, after adding the gradient of their losses times scale.
 
-    loss_of: returns the loss of a forward pass over a micro-batch on the module's device, and its sums.
+    loss_of: returns the loss and sums of a micro-batch on the module's device.
     """
     device = torch.device(module.device)
     totals: Sums = {}
     for cpu_micro_batch in micro_batches:
         micro_batch = cpu_micro_batch.to(device)
         loss, sums = loss_of(micro_batch)
-        # If the loss or an input is not finite, multiply the loss by NaN: the reduced norm becomes NaN, and all ranks
-        # refuse the step together. A loss that is not finite can have a finite gradient (a clipped infinity), and the
-        # clamped log ratio hides an infinite behaviour logprob. (No .item(): it would wait for the GPU.)
+        # If the loss or an input is not finite, multiply the loss by NaN: all ranks then refuse the step. Such a loss
+        # can have a finite gradient (a clipped infinity), and the clamped log ratio hides an infinite behaviour
+        # logprob. (No .item(): it would wait for the GPU.)
         poisoned = loss * ((loss.detach() + micro_batch.input_sum()) * 0.0 + 1.0)
         module.backward(poisoned * scale)
         add_sums(totals, {"loss": poisoned.detach(), **sums})

@@ -1,11 +1,10 @@
 """A fixed text whose logprobs show whether a server computes with the pushed weights.
 
-A digest shows that the bytes arrived. A server may still load them wrongly: requests then succeed with wrong logprobs.
-One example is a tied embedding of which only one copy is replaced.
+A digest shows that the bytes arrived. A server may still load them wrongly, and answer with wrong logprobs.
 
-Two tests find a fault. The first compares the largest difference with a tolerance. The second finds faults far below
-the tolerance: it projects the differences onto the change that the push made to the learner's logprobs. The
-coefficient is the part of the change that the server lacks: 1 for the old weights, 0 for the new ones.
+The first test compares the largest difference with a tolerance. The second, for smaller faults, projects the
+differences onto the push's change of the learner's logprobs. The coefficient is the missing part of the change: 1 for
+the old weights, 0 for the new ones.
 """
 
 import math
@@ -22,24 +21,22 @@ from learner.models.policy import PolicyEngine
 from protocol.settings.settings import Settings
 from protocol.settings.zero_stage import zero_stage_of
 
-# More than a block of vLLM's cache (128 tokens on CPUs), to notice cached blocks of older weights.
+# More than a block of vLLM's cache (128 tokens on CPUs), to notice cached older weights.
 _NUM_TOKENS = 136
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
-# Noise is the usual difference between the learner and a good server. Change and noise are root mean squares, without
-# outliers.
+# Noise is a good server's usual difference. Change and noise are root mean squares, without outliers.
 _MIN_CHANGE = 4.0  # smallest change that the second test uses, in units of noise
 _MIN_NOISE = 1e-3  # lower bound of the noise, as a share of the tolerance
 _NUM_READINGS = 256  # newest readings of good servers, which estimate the noise
 # Largest missing part that is not a fault, as a share of the change and in standard deviations of the part's noise.
 _MAX_GOOD_PART = 0.1
 _MAX_GOOD_DEVIATIONS = 8.0
-# Share of tokens that are outliers: rounding makes a mixture of experts send a token to another expert. Weights of
-# another version show in all tokens.
+# Share of outlier tokens: rounding can send a token to another expert. Other weights show in all tokens.
 _OUTLIER_SHARE = 0.05
 
 
 class Probe:
-    """The text, the learner's logprobs of it, and the tolerated differences in nats."""
+    """The text, the learner's logprobs of it, and the tolerance in nats."""
 
     def __init__(self, policy: PolicyEngine, settings: Settings) -> None:
         weights = settings.weights
@@ -70,7 +67,7 @@ class Probe:
             computing.result()
 
     def compute_if_collective(self) -> None:
-        """Join rank 0's `computing_expected` where the forward pass is collective. For the other ranks."""
+        """Join rank 0's forward pass where it is collective. For the other ranks."""
         if self._is_collective:
             self.compute_expected()
 
@@ -87,12 +84,12 @@ class Probe:
         sample = LearnerSample(np.array(self.tokens, np.int32), is_written, nothing, 0.0)
         logprobs = self._policy.logprobs(make_micro_batch([sample]), temperature=1.0)
         before, self._expected = self._expected, np.array([float(logprob) for logprob in logprobs])
-        # A second push of the same weights keeps the change: a server may have missed the first one.
+        # Repeated weights keep the change: a server may have missed the first push.
         if before.size and np.any(change := self._expected - before):
             self._change = change
 
     def find_fault(self, server: str, logprobs: Sequence[float]) -> str | None:
-        """Return the difference between a server's logprobs of tokens[1:] and the learner's; None where they agree."""
+        """Return how a server's logprobs of tokens[1:] differ from the learner's, or None."""
         if len(logprobs) != self._expected.size:
             return f"{server} answered {len(logprobs)} logprobs, expected {self._expected.size}"
         differences = np.array(logprobs) - self._expected
@@ -108,16 +105,16 @@ class Probe:
         return None
 
     def _missing_part(self, differences: NDArray[np.float64]) -> float | None:
-        """Return the part of the push's change that the server lacks; None when it is explained by noise.
+        """Return the part of the push's change that the server lacks; None within the noise.
 
-        Negative: the server made that part of the change twice.
+        Negative: it made that part twice.
         """
         noise = max(_MIN_NOISE * self._tolerance, *self._readings, 0.0)
         if not self._change.size or _rms(self._change[_inliers(self._change)]) < _MIN_CHANGE * noise:
             return None
         max_good = max(_MAX_GOOD_PART, _MAX_GOOD_DEVIATIONS * noise / float(np.linalg.norm(self._change)))
         part = _projection(differences, self._change)
-        # A few tokens must not make a fault: the part must show without the tokens that contribute most to it.
+        # The part must also show without the tokens that contribute most to it.
         inliers = _inliers(differences * self._change)
         inlier_part = _projection(differences[inliers], self._change[inliers])
         return part if abs(part) > max_good and abs(inlier_part) > max_good / 2 else None
@@ -129,7 +126,7 @@ def _projection(differences: NDArray[np.float64], change: NDArray[np.float64]) -
 
 
 def _inliers(values: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the indexes of all values but the outliers, which are the largest 5 % by absolute value."""
+    """Return the indexes of all but the largest 5 % by absolute value."""
     return np.argsort(np.abs(values))[: values.size - math.ceil(_OUTLIER_SHARE * values.size)]
 
 

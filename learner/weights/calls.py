@@ -1,6 +1,6 @@
-"""Calls to several rollout servers at once, each with a deadline, and with pings while it runs.
+"""Calls to several rollout servers at once, each with a deadline and pings.
 
-A call to a stopped process or over a cut link hangs. Pings find that long before the deadline, which is for slow work.
+Pings find a stopped process or a cut link long before the deadline, which is for slow work.
 
 Example: faults = await ask_all(servers, "prepare", lambda server: server.prepare(attempt, update), limits)
          # {"sluice-rollout-1": Fault("sluice-rollout-1 answered no ping for 8 s while it was to prepare")}
@@ -38,7 +38,7 @@ Faults = dict[str, Fault]  # by server name
 class Limits:
     """How long a server may take."""
 
-    deadline_s: float  # limit of each call, of each bucket and of the rendezvous
+    deadline_s: float  # limit of each call, bucket and rendezvous
     silence_s: float = SILENCE_S  # limit without an answered ping
 
 
@@ -48,10 +48,10 @@ Call = Callable[[ServerControls], Coroutine[Any, Any, object]]
 async def ask_all(
     servers: Sequence[ServerControls], verb: str, call: Call, limits: Limits, *, is_joint: bool = False
 ) -> Faults:
-    """Call all servers at once and return the faults of those that failed.
+    """Call all servers at once and return their faults.
 
-    verb: named in the faults. is_joint: the servers share a broadcast, so the first failure ends the other calls, which
-    could wait for the failed server forever. A call that was ended has no fault.
+    verb: named in the faults. is_joint: the servers share a broadcast, so the first failure ends the other calls,
+    without a fault: they could wait for the failed server forever.
     """
     calls = {asyncio.ensure_future(ask(server, verb, call, limits)): server.name for server in servers}
     pending = set(calls)
@@ -68,7 +68,7 @@ async def ask_all(
 
 
 async def ask(server: ServerControls, verb: str, call: Call, limits: Limits) -> Fault | None:
-    """Call one server and return its fault, None when the call succeeded."""
+    """Call one server and return its fault, if any."""
     work, silence = asyncio.ensure_future(call(server)), asyncio.ensure_future(_silence(server, limits.silence_s))
     timeout_s = None if limits.deadline_s == float("inf") else limits.deadline_s
     try:
@@ -80,17 +80,14 @@ async def ask(server: ServerControls, verb: str, call: Call, limits: Limits) -> 
             return Fault(f"{server.name} answered no ping for {limits.silence_s:g} s while it was to {verb}")
         return Fault(f"{server.name} did not {verb} within {limits.deadline_s} s")
     except Exception as error:  # a server may raise anything
-        # A server that reports a lost peer is healthy. If it is not, its own next call fails.
+        # A server that reports a lost peer is healthy.
         return Fault(f"{server.name} failed to {verb}: {first_line(error)}", is_own=PEER_LOST not in str(error))
     finally:
         await _cancel(work, silence)
 
 
 async def _silence(server: ServerControls, silence_s: float) -> None:
-    """Return when no ping was answered for silence_s, at most an eighth later.
-
-    A ping that fails counts as unanswered: over a cut link, new connections fail and calls on old ones hang.
-    """
+    """Return when no ping was answered for silence_s, at most an eighth later. A failed ping counts as unanswered."""
     await asyncio.sleep(silence_s / _NUM_PARTS)
     num_silent = 1  # consecutive parts; counted rather than timed, so that a pause of this process is one part
     while num_silent < _NUM_PARTS:

@@ -21,28 +21,28 @@ from protocol.settings.run import ReportSettings, RunSettings, WeightsSettings
 from protocol.settings.section import Section
 from protocol.settings.tools import ToolsSettings
 
-# Key of the validation context for the settings of a run that began: their combinations are not checked.
+# Key of the validation context: the combinations of a started run are not checked.
 IS_SAVED = "is_saved"
 
 
 class Settings(Section):
     """All settings of a run."""
 
-    run: RunSettings = RunSettings()  # name, seed, length and folder of the run
-    policy: PolicySection = PolicySection()  # the model, its warm start and adapters
-    data: DataSettings = DataSettings()  # files and order of the prompts
+    run: RunSettings = RunSettings()  # name, seed, length and folder
+    policy: PolicySection = PolicySection()  # model, warm start and adapters
+    data: DataSettings = DataSettings()  # files and order of prompts
     rollout: RolloutSettings = RolloutSettings()  # engines, episodes, budgets and time limits
-    sampling: SamplingSettings = SamplingSettings()  # sampling of tokens, in addition to rollout.temperature
+    sampling: SamplingSettings = SamplingSettings()  # token sampling besides rollout.temperature
     tools: ToolsSettings = ToolsSettings()  # tools of the policy, for rollout.environment = tools
-    agents: AgentsSettings = AgentsSettings()  # programs that generate through the servers' OpenAI address
+    agents: AgentsSettings = AgentsSettings()  # programs that use the servers' OpenAI address
     retriever: RetrieverSettings = RetrieverSettings()  # address and size of searches
     rewards: RewardsSettings = RewardsSettings()  # reward services, and how their parts become one reward
     learner: LearnerSettings = LearnerSettings()  # ranks, steps, staleness, optimizer, algorithm, checkpoints
-    filter: FilterSettings = FilterSettings()  # groups that are replaced instead of trained
-    loss: LossSettings = LossSettings()  # how the losses of tokens become one number
+    filter: FilterSettings = FilterSettings()  # groups replaced instead of trained
+    loss: LossSettings = LossSettings()  # reduction of token losses
     kl: KlSettings = KlSettings()  # KL to a reference model
-    critic: CriticSettings = CriticSettings()  # model of a state's value, for advantages that need it
-    reference: ReferenceSettings = ReferenceSettings()  # model that the KL compares the policy with
+    critic: CriticSettings = CriticSettings()  # value model for advantages
+    reference: ReferenceSettings = ReferenceSettings()  # model of the KL
     weights: WeightsSettings = WeightsSettings()  # transport and checks of weight pushes
     placement: PlacementSettings = PlacementSettings()  # nodes and GPUs of ranks and servers
     eval: EvalSettings = EvalSettings()  # held-out scores while training
@@ -50,16 +50,13 @@ class Settings(Section):
     report: ReportSettings = ReportSettings()  # records for people
 
     def given_settings(self) -> dict[str, Any]:
-        """Return the validated settings of the file and the command line, without the recipe's and defaults."""
+        """Return the settings of the file and the command line, without the recipe's and defaults."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     @model_validator(mode="wrap")
     @classmethod
     def _lay_over_recipe(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Add the recipe below the given settings, and each missing section: a default would not be validated.
-
-        `model_fields_set` keeps the given fields alone.
-        """
+        """Add the recipe and missing sections, which are then validated; `model_fields_set` keeps the given fields."""
         if not isinstance(given, Mapping):
             return handler(given)
         laid, added = over_recipe(given)

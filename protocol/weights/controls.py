@@ -10,22 +10,22 @@ FIRST_TURN = 1
 
 
 def learner_name(run_id: str, incarnation: int) -> str:
-    """Return a name that differs for every start of every run."""
+    """Return a name unique to this start of the run."""
     return f"{run_id}/{incarnation}"
 
 
 class ServerControls(Protocol):
-    """The weight controls of one rollout server. Any call may raise anything when the server is gone.
+    """The weight controls of one rollout server. Any call may raise when the server is gone.
 
-    `join_weights`, `prepare`, `sleep` and `wake` begin an attempt and cancel calls of earlier ones. Late calls of
-    earlier attempts, and calls of another learner than the attached run's, are refused.
+    `join_weights`, `prepare`, `sleep` and `wake` begin an attempt and cancel earlier ones. Late calls of earlier
+    attempts, and calls of other learners, are refused.
     """
 
     @property
     def name(self) -> str: ...
 
     async def join_weights(self, attempt: Attempt, init: dict[str, Any], timeout_s: float) -> None:
-        """Start to join the learner's broadcast group; generation continues. init: by the learner's rendezvous."""
+        """Start to join the learner's broadcast group; generation continues."""
         ...
 
     async def prepare(self, attempt: Attempt, update: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ class ServerControls(Protocol):
     async def commit(self, attempt: Attempt, version: int, digest: str) -> float:
         """Make the received weights policy version `version`; returns the pause of generation in seconds.
 
-        Raises: NeighbourError when the digest differs: nothing is generated then until a push succeeds.
+        Raises: NeighbourError when the digest differs; generation then stops until a push succeeds.
         """
         ...
 
@@ -48,7 +48,7 @@ class ServerControls(Protocol):
         ...
 
     async def serve(self, attempt: Attempt, version: int) -> None:
-        """Let turns begin and end with the committed version, which the learner has verified."""
+        """Let turns use the committed version after its verification."""
         ...
 
     async def leave(self, attempt: Attempt) -> None:
@@ -56,11 +56,11 @@ class ServerControls(Protocol):
         ...
 
     async def sleep(self, attempt: Attempt) -> None:
-        """Freeze generation after the current token and free the device's memory. Numbered apart from pushes."""
+        """Freeze generation after the current token and free the device's memory."""
         ...
 
     async def wake(self, attempt: Attempt) -> None:
-        """Take the device's memory back; generation resumes if the weights are verified."""
+        """Take the memory back; generation resumes with verified weights."""
         ...
 
     async def ping(self) -> None:

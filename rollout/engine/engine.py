@@ -1,7 +1,4 @@
-"""One long-lived vLLM engine that generates tokens with exact logprobs and versions, and receives weights.
-
-Only this file, `start.py`, `requests.py`, `turn_scheduler.py`, `vllm_plugin.py` and `weights/` import vllm.
-"""
+"""One long-lived vLLM engine that generates tokens with exact logprobs and versions, and receives weights."""
 
 from __future__ import annotations
 
@@ -60,12 +57,12 @@ class Engine:
 
     @property
     def generates_while_receiving(self) -> bool:
-        """Whether a push goes into a second copy of the weights; otherwise it is loaded as it arrives."""
+        """Whether a push goes into a second copy of the weights."""
         return self.spec.second_copy
 
     @property
     def is_alive(self) -> bool:
-        """False once vLLM's engine process has died; it is never restarted here."""
+        """False once vLLM's engine process has died."""
         return self._llm is not None and not self._llm.errored
 
     @property
@@ -108,7 +105,7 @@ class Engine:
         """Return the logprobs of tokens[1:] under the held version, natural log at temperature 1.
 
         Raises: NeighbourError when no weights are held, or when keys and values of older weights are still cached: the
-        first probe after a commit reads the prefix cache as requests do.
+        first probe after a commit reads the cache.
         """
         if self.policy_version is None:
             raise NeighbourError(BOUNDARY, "holds no verified weights to probe")
@@ -130,7 +127,7 @@ class Engine:
         self._num_forgotten += 1
 
     async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
-        """Start to join the learner's weight group; generation continues while the peers meet."""
+        """Start to join the learner's weight group; generation continues."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         await self._abandon_update()
@@ -139,7 +136,7 @@ class Engine:
         await self._call(self._llm.init_weight_transfer_engine(request), timeout_s)
 
     async def prepare(self, update: dict[str, Any]) -> None:
-        """Get ready for one push's buckets. A push that was not committed is dropped."""
+        """Get ready for one push's buckets. An uncommitted push is dropped."""
         await self._abandon_update()
         if self._is_asleep:
             await self._call(self._llm.wake_up(["weights"]))  # without the cache: the learner still uses the device
@@ -221,7 +218,7 @@ class Engine:
         return await self._call(self._llm.engine_core.call_utility_async(COMMIT, str(version), digest))
 
     def _cache_salt(self) -> str:
-        """Return a name that only these weights have in this process: vLLM shares cached prefixes of one salt."""
+        """Return a name unique to these weights: vLLM shares cached prefixes of one salt."""
         return f"{self._num_forgotten}/{self._num_committed}"
 
     async def _update_weights(self, update_info: dict[str, Any]) -> None:
@@ -232,7 +229,7 @@ class Engine:
     async def _pause(self) -> None:
         """Freeze generation after the current engine step; requests keep their cache.
 
-        vLLM's `pause_generation` also sleeps 20 ms, which is not needed for correctness.
+        vLLM's `pause_generation` also sleeps 20 ms.
         """
         self._paused_at = self._paused_at or perf_counter()  # set first: a cancelled call may still pause
         await self._call(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False))

@@ -1,4 +1,4 @@
-"""An engine's requests and results as tokens. Plain data; this file does not import vLLM."""
+"""An engine's requests and results as tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 class Sampling:
     """How to sample one generation."""
 
-    max_tokens: int  # largest number of tokens to generate
+    max_tokens: int  # largest number of tokens
     temperature: float  # divisor of the logits
-    top_p: float = 1.0  # share of probability to draw from, likeliest tokens first; 1: all
+    top_p: float = 1.0  # share of probability to draw from; 1: all
     top_k: int = 0  # number of likeliest tokens to draw from; 0: all
-    min_p: float = 0.0  # smallest probability of a drawn token, as a share of the likeliest token's
+    min_p: float = 0.0  # smallest probability, as a share of the likeliest token's
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # token -> number added to its logit
     stop: tuple[str, ...] = ()  # strings that end the generation; they stay in its text
-    seed: int | None = None  # seed of this generation; None: the engine's own
+    seed: int | None = None  # own seed; None: the engine's
     greedy: bool = False  # True: the likeliest token each time; temperature, top_p, top_k and min_p are ignored
 
 
@@ -25,10 +25,10 @@ class Generation:
 
     tokens: list[int]  # sampled tokens
     logprobs: list[float]  # natural log, one per token, of the sampled distribution (after temperature and top_p)
-    version_spans: tuple[tuple[int, int, int], ...]  # (start, end, policy version) over `tokens`, contiguous, in order
-    finish_reason: str  # vLLM's: stop (end of text or a stop string), length, abort; unknown when vLLM gave none
-    stop_string: str | None  # string of Sampling.stop that ended it; None: it ended otherwise
-    text: str  # text of all `tokens`, also after a stop string that ends inside a token
+    version_spans: tuple[tuple[int, int, int], ...]  # (start, end, policy version) over `tokens`, contiguous
+    finish_reason: str  # vLLM's: stop (end of text or a stop string), length, abort; unknown without one
+    stop_string: str | None  # string of Sampling.stop that ended it, if any
+    text: str  # text of all `tokens`, even after a stop string
 
 
 @dataclass(frozen=True)
@@ -36,5 +36,5 @@ class EngineStats:
     """The engine's current load."""
 
     num_in_flight: int  # requests inside the engine
-    num_output_tokens: int  # tokens of all finished generations since the start
+    num_output_tokens: int  # tokens of finished generations
     is_paused: bool  # True: generation is paused for a weight push

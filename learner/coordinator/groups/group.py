@@ -1,13 +1,13 @@
 """A group: the samples of one prompt, from its first lease until a step trained it.
 
-    PENDING   has samples to lease: new, failed, lost, too old, or recalled by a new start of the run
+    PENDING   has samples to lease: new, failed, lost, too old, or recalled by a restart
     LEASED    servers make all its missing samples
-    READY     all samples are back; it waits for a step
+    READY     all samples are back
     ASSIGNED  a step trains on it
-    TRAINED   the step was applied                                         (the end)
-    SKIPPED   filtered, failed too often, or its step was not applied      (the end)
+    TRAINED   the step was applied (final)
+    SKIPPED   filtered, failed too often, or its step was not applied (final)
 
-An evaluation's group ends as READY or SKIPPED. The values of the states are the words of the ledger.
+An evaluation's group ends as READY or SKIPPED. The ledger stores the states' values.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from protocol.wire.trajectory import Trajectory, TrajectoryFacts
 
 MAX_FAILURES = 3
 MAX_SERVER_DEATHS = 5
-# Boundary of a failure: the server died while it made the sample.
+# Boundary of a failure: the server died.
 DIED = "server"
 
 
@@ -38,7 +38,7 @@ class GroupState(Enum):
 
 
 TRANSITIONS: dict[GroupState, tuple[GroupState, ...]] = {
-    # READY: servers of an earlier start deliver every sample before a new lease.
+    # READY: every sample came from leases of an earlier start.
     GroupState.PENDING: (GroupState.PENDING, GroupState.LEASED, GroupState.READY, GroupState.SKIPPED),
     # LEASED again: an overdue lease goes to a second server.
     GroupState.LEASED: (GroupState.PENDING, GroupState.LEASED, GroupState.READY, GroupState.SKIPPED),
@@ -51,24 +51,24 @@ TRANSITIONS: dict[GroupState, tuple[GroupState, ...]] = {
 
 
 class LeaseId(NamedTuple):
-    """A lease of a group, as a result names it; later ones are larger."""
+    """A group's lease; later ones are larger."""
 
-    incarnation: int  # start of the run that sent the lease
-    attempt: int  # number of the lease among the group's
+    incarnation: int  # start of the run
+    attempt: int  # number within the group
 
 
 _NO_LEASE = LeaseId(0, 0)
 
 
 class SentLease(NamedTuple):
-    """A group's newest lease that a server was sent."""
+    """A group's newest lease on a server."""
 
     number: int  # number among all leases of this start
-    attempt: int  # number among the leases of the group
+    attempt: int  # number within the group
 
 
 class LeaseStamp(NamedTuple):
-    """The fields of a lease that do not depend on its group."""
+    """Lease fields that do not depend on the group."""
 
     run_id: str
     incarnation: int
@@ -81,8 +81,8 @@ class Group:
     """The samples of one prompt."""
 
     name: str  # a `GroupName`, as text
-    prompt: Prompt  # row of the data set
-    kind: Literal["train", "eval"]  # eval: held out, scored and never trained
+    prompt: Prompt  # data set row
+    kind: Literal["train", "eval"]  # eval: scored, never trained
     epoch: int  # pass over the data; -1 for an evaluation
     position: int  # place in the prompt order; -1 for an evaluation
     num_samples: int  # trajectories of a whole group
@@ -90,16 +90,16 @@ class Group:
     temperature: float | None = None  # sampling temperature; None: rollout.temperature
     state: GroupState = GroupState.PENDING
     attempt: int = 0  # leases so far, in earlier starts too
-    restarted_at: LeaseId = _NO_LEASE  # results of this lease and earlier ones are ignored: the group was restarted
+    restarted_at: LeaseId = _NO_LEASE  # last lease before a restart; results up to it are ignored
     oldest_version: int = 0  # oldest policy version among finished samples and servers that are still sampling
     holders: dict[int, str] = field(default_factory=dict)  # sample -> server that makes it
     attempts: dict[int, int] = field(default_factory=dict)  # sample -> attempt of its newest lease
-    leases: dict[str, SentLease] = field(default_factory=dict)  # server -> its newest lease of this group
+    leases: dict[str, SentLease] = field(default_factory=dict)  # server -> its newest lease
     leased_at: float = 0.0  # time of the newest lease, monotonic seconds
-    is_leased_twice: bool = False  # the newest lease was overdue and went to a second server
-    kept_because: str | None = None  # reason to train a group whose mean score is out of bounds
+    is_leased_twice: bool = False  # True: an overdue lease went to a second server
+    kept_because: str | None = None  # reason to train despite a mean score out of bounds
     trajectories: dict[int, Trajectory] = field(default_factory=dict)  # sample -> its first valid result
-    # sample -> (boundary, detail) of each failure, in order, in earlier starts too
+    # sample -> (boundary, detail) of each failure, in earlier starts too
     failures: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
     failed_on: set[str] = field(default_factory=set)  # running servers on which a sample failed in this start
 
@@ -109,12 +109,12 @@ class Group:
 
     @property
     def is_begun(self) -> bool:
-        """False while no sample is out or back: the group has no age yet."""
+        """False while no sample is out or back."""
         return bool(self.holders or self.trajectories)
 
     @property
     def missing(self) -> list[int]:
-        """Samples that are neither back nor held by a server."""
+        """Samples that are neither back nor held."""
         return [i for i in range(self.num_samples) if i not in self.trajectories and i not in self.holders]
 
     @property
@@ -127,7 +127,7 @@ class Group:
         return None
 
     def move_to(self, state: GroupState) -> None:
-        """Change the state. Raises: ValueError for a change that is not in TRANSITIONS."""
+        """Change the state. Raises: ValueError for a change outside TRANSITIONS."""
         if state not in TRANSITIONS[self.state]:
             raise ValueError(f"group {self.name} cannot become {state.value}: it is {self.state.value}")
         self.state = state
@@ -137,15 +137,15 @@ class Group:
     ) -> Lease:
         """Return the lease of every missing sample, now held by `server`.
 
-        resumed: finished turns of some of these samples, from which the server continues.
+        resumed: finished turns from which samples continue.
         """
         indices = self.missing
         self.move_to(GroupState.LEASED)
         self.attempt += 1
         self.leased_at = now
         self.leases[server] = SentLease(stamp.number, self.attempt)
-        # Without samples the group is as young as its new server. With the version of its first lease, a group that was
-        # dropped as too old, or recalled after a restart, would be too old again at once, for ever.
+        # Without samples the group takes its new server's version. With that of its first lease, a dropped or recalled
+        # group would be too old again at once, for ever.
         oldest = min([server_version, *(span.version for part in resumed for span in part.version_spans)])
         self.oldest_version = min(self.oldest_version, oldest) if self.is_begun else oldest
         self.holders.update(dict.fromkeys(indices, server))
@@ -168,7 +168,7 @@ class Group:
         )
 
     def receive(self, trajectory: Trajectory) -> bool:
-        """Keep a trajectory; False when its sample is back already (the first valid one wins) or was restarted."""
+        """Keep a trajectory; False when its sample is already back (the first valid one wins) or was restarted."""
         facts = trajectory.facts
         index = facts.sample_index
         if index in self.trajectories or LeaseId(facts.incarnation, facts.attempt) <= self.restarted_at:
@@ -182,12 +182,12 @@ class Group:
         return True
 
     def fail(self, index: int, server: str, boundary: str, detail: str) -> bool:
-        """Record a failure of a sample; returns whether `server` still held it: then it is missing again."""
+        """Record a sample's failure; returns whether `server` still held it."""
         self.failures.setdefault(index, []).append((boundary, detail))
         if self.holders.get(index) != server:
             return False
         del self.holders[index]
-        if boundary != DIED:  # a server that died is another process when it comes back
+        if boundary != DIED:  # a restarted server is another process
             self.failed_on.add(server)
         return True
 
@@ -202,7 +202,7 @@ class Group:
         return None
 
     def is_leased(self, index: int, server: str, attempt: int) -> bool:
-        """Return whether a server makes this sample by a lease of this attempt; results of other leases are history."""
+        """Return whether a server makes this sample by this attempt's lease."""
         return self.holders.get(index) == server and self.attempts[index] == attempt
 
     def held_by(self, server: str) -> list[int]:
@@ -217,7 +217,7 @@ class Group:
         return lost
 
     def restart(self, incarnation: int) -> None:
-        """Drop every sample: the group is made again from its prompt, and results of earlier leases are ignored."""
+        """Drop every sample; results of earlier leases are ignored."""
         self.restarted_at = LeaseId(incarnation, self.attempt)
         self.holders.clear()
         self.trajectories.clear()

@@ -1,8 +1,8 @@
 """The line of metrics of each step, with the evaluation that has ended; starts evaluations when they are due.
 
-A step's line is written when the step ends. It is held back while it has to carry a running evaluation: the first (step
-0 has a line of its own), the last, and one that the next evaluation would overtake. No step begins meanwhile. The held
-line and the running evaluation are in the ledger, so that the next start of the run continues with them.
+A step's line is written when the step ends. It is held back while it must carry a running evaluation: the first, the
+last, and one that the next evaluation would overtake. No step begins during that wait. The ledger has the held line and
+the running evaluation for the next start.
 """
 
 import json
@@ -13,8 +13,7 @@ from learner.coordinator.steps.record import RunRecord, StepLine
 from learner.coordinator.steps.step_batch import StepBatch
 from learner.ledger.ledger import HELD_LINE, Ledger
 
-# In the ledger's meta: the step of the evaluation whose scores are in no line yet; "" when there is none; absent in a
-# run that has never started one.
+# In the ledger's meta: the step of the evaluation whose scores are in no line yet; "": none; absent before the first.
 _EVALUATING = "evaluating"
 
 
@@ -35,7 +34,7 @@ class StepLines:
         last_step: int,
         policy_version: int,
     ) -> None:
-        """last_step: the step of the checkpoint that the run resumes from, 0 for a new run."""
+        """last_step: the step of the resumed checkpoint, 0 for a new run."""
         self.held: StepLine | None = None
         self._record = record
         self._evaluations = evaluations

@@ -1,4 +1,4 @@
-"""The kinds of failed HTTP attempts, and the rules of each: one table for retries, breaker and outages.
+"""The kinds of failed HTTP attempts, and their rules for retries, breaker and outages.
 
     kind     cause                               attempts  opens the breaker  free in an outage
     REFUSED  400, 413, 422                       1         no                 no
@@ -7,7 +7,7 @@
     BUSY     429, or ABSENT with Retry-After     policy    no                 yes
     ABSENT   no answer, 408, 502, 503, 504       policy    yes                yes
 
-"free in an outage": while the service fails other requests too, the failure does not use up an attempt.
+"free in an outage": while other requests fail too, the failure uses no attempt.
 """
 
 import email.utils
@@ -15,22 +15,22 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 
-_TEXT_LENGTH = 500  # characters of an error page that are kept
+_TEXT_LENGTH = 500  # kept characters of an error page
 
 
 @dataclass(frozen=True)
 class _Rule:
-    max_attempts: int | None  # failures of the kind that end a call; None: as many as the policy allows
+    max_attempts: int | None  # failures that end a call; None: the policy's limit
     opens_breaker: bool
     is_free_in_outage: bool
 
 
 class FailureKind(Enum):
-    """The reason why an attempt failed."""
+    """Reason of a failed attempt."""
 
     REFUSED = _Rule(1, opens_breaker=False, is_free_in_outage=False)
     WRONG = _Rule(1, opens_breaker=True, is_free_in_outage=False)
-    # A 500 is often one flaky call in a user's function. A second one is a bug there, not an outage.
+    # One 500 is often a flaky call in a user's function; a second one is a bug.
     FAILED = _Rule(2, opens_breaker=True, is_free_in_outage=False)
     BUSY = _Rule(None, opens_breaker=False, is_free_in_outage=True)
     ABSENT = _Rule(None, opens_breaker=True, is_free_in_outage=True)
@@ -63,12 +63,12 @@ class AttemptFailed(Exception):
     ) -> None:
         super().__init__(detail)
         self.kind = kind
-        self.status = status  # HTTP status of the answer; None: no answer
-        self.retry_after_s = retry_after_s  # pause that the service asked for
+        self.status = status  # HTTP status; None: no answer
+        self.retry_after_s = retry_after_s  # requested pause
         self.text = ""  # first 500 characters of the answer
-        self.is_free = False  # True: it does not count as an attempt, because the service fails other requests too
-        self.waits_for_breaker = False  # True: the circuit breaker decides when to retry
-        self.num_extra_attempts = 0  # attempts beyond the rule's, at a service that is often absent
+        self.is_free = False  # True: not counted as an attempt, during an outage
+        self.waits_for_breaker = False  # True: the breaker times the retry
+        self.num_extra_attempts = 0  # attempts beyond the rule's, at an often absent service
 
 
 def opens_breaker(error: Exception) -> bool:
@@ -86,7 +86,7 @@ def failure_of_status(url: str, status: int, text: str, retry_after: str | None,
 
 
 def _seconds_of(retry_after: str) -> float:
-    """Return a Retry-After header, a number or an HTTP date, as seconds from now; 0 for anything else."""
+    """Return a Retry-After number or HTTP date as seconds from now; 0 for anything else."""
     try:
         seconds = float(retry_after)
         return seconds if seconds > 0 else 0.0  # false for nan
@@ -94,5 +94,5 @@ def _seconds_of(retry_after: str) -> float:
         pass
     try:
         return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except Exception:  # the header is untrusted, and the parser raises OverflowError and others besides ValueError
+    except Exception:  # untrusted header; the parser also raises OverflowError and others
         return 0.0

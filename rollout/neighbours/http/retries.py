@@ -17,18 +17,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class HttpPolicy:
-    """Limits of one call. The pause before a retry is random below a growing bound."""
+    """Limits of one call."""
 
     connect_timeout_s: float = 2.0  # time limit of a connection
-    attempt_timeout_s: float = 60.0  # time limit of an attempt, from connecting to the whole reply
-    overall_timeout_s: float = 180.0  # time limit of a call, without waits for a slot or for a service that is down
+    attempt_timeout_s: float = 60.0  # time limit of an attempt, whole reply included
+    overall_timeout_s: float = 180.0  # time limit of a call, without waits for a slot or an absent service
     max_attempts: int = 4  # failed attempts that end a call, without those in an outage
-    min_backoff_s: float = 0.2  # shortest pause before a retry; the first is between it and five times it
+    min_backoff_s: float = 0.2  # shortest pause before a retry
     max_backoff_s: float = 10.0  # longest pause
-    max_retry_after_s: float = 60.0  # longest pause that a service's Retry-After can request
+    max_retry_after_s: float = 60.0  # longest accepted Retry-After
     max_reply_bytes: int = 1 << 20  # size limit of a reply
     breaker_threshold: int = 3  # consecutive failures that open the breaker
-    breaker_after_s: float = 1.0  # shortest time from the first of these failures to the opening
+    breaker_after_s: float = 1.0  # shortest time from the first of these to the opening
     breaker_cooldown_s: float = 1.0  # time from the opening to the first trial
     breaker_max_cooldown_s: float = 5.0  # longest time between two trials
 
@@ -42,7 +42,7 @@ async def call_with_retries(
     """Return the result of the first successful attempt.
 
     attempt: makes one attempt; it may pause the deadline that it receives.
-    timeout_text: start of the error text when the deadline passes, such as `URL: no reward`.
+    timeout_text: start of the error text of a timeout, such as `URL: no reward`.
     Raises: NeighbourError(boundary) with the last failure, the number of attempts and their duration.
     """
     started = time.monotonic()
@@ -76,7 +76,7 @@ def _is_last(failure: AttemptFailed, counts: Counter[FailureKind], policy: HttpP
 def _pause_s(failure: AttemptFailed, number: int, policy: HttpPolicy) -> float:
     """Return the pause after attempt `number`: the service's Retry-After plus a random part.
 
-    A busy service sends the same Retry-After to all clients. Without the random part they would return together.
+    Without it, clients with the same Retry-After would return together.
     """
     if failure.waits_for_breaker:
         return 0.0
