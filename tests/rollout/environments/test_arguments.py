@@ -38,7 +38,7 @@ def test_text_that_is_the_json_of_its_type_becomes_that() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "\ud800", {"\ud800": 1}, json.loads("[" * 40 + "]" * 40)])
 def test_arguments_that_no_json_carries_are_refused(value: Any) -> None:
-    with pytest.raises(ToolRefusal, match=r"the arguments (hold what JSON does not carry|nest deeper than 32)"):
+    with pytest.raises(ToolRefusal, match=r"the arguments (hold values that JSON cannot carry|nest deeper than 32)"):
         fit_arguments({"text": "a", "any": value}, SCHEMA)
 
 

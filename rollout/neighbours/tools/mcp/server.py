@@ -183,7 +183,7 @@ def text_of(result: CallToolResult) -> str:
     if not has_text and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     if not has_text and result.content:
-        raise ToolRefusal(f"the reply is not text but {result.content[0].type}, which cannot be read here")
+        raise ToolRefusal(f"the reply holds no text but {result.content[0].type}, which cannot be read here")
     return "\n".join(lines)
 
 
