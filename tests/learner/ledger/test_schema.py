@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from learner.ledger.ledger import LeasedPrompt, Ledger
+from learner.ledger.schema import schema_version
 from protocol.errors import OperatorError
 
 # A ledger of schema 1: three rows as the first version of the program wrote them.
@@ -63,11 +64,20 @@ def test_ledger_of_schema_1_has_the_same_tables_and_indexes_as_a_new_one_when_it
         assert names(path, kind) == names(new, kind)
 
 
-def test_ledger_of_schema_4_keeps_of_its_numbered_endpoints_the_newest(path: Path) -> None:
-    scoring = (
-        '{"combine": "sum", "endpoints": [{"name": "em", "url": "http://h/em", "weight": 2.0, "shadow": false}, '
-        '{"name": "f1", "url": "http://h/f1", "weight": 1.0, "shadow": true}]}'
-    )
+@pytest.mark.parametrize(
+    ("endpoints", "source"),
+    [
+        (
+            '{"name": "em", "url": "http://h/em", "weight": 2.0, "shadow": false}, '
+            '{"name": "f1", "url": "http://h/f1", "weight": 1.0, "shadow": true}',
+            "em http://h/em weight 2; sum",
+        ),
+        ('{"name": "em", "url": "http://h/em", "weight": 0.0, "shadow": false}', "the environment alone; sum"),
+        ("", "the service of the cluster; sum"),
+    ],
+)
+def test_ledger_of_schema_4_keeps_of_its_numbered_endpoints_the_newest(path: Path, endpoints: str, source: str) -> None:
+    scoring = f'{{"combine": "sum", "endpoints": [{endpoints}]}}'
     with closing(sqlite3.connect(path)) as db:
         db.executescript(_SCHEMA_1)
         db.execute("ALTER TABLE trajectories ADD COLUMN reward_set INTEGER NOT NULL DEFAULT 1")
@@ -76,10 +86,15 @@ def test_ledger_of_schema_4_keeps_of_its_numbered_endpoints_the_newest(path: Pat
         db.execute("INSERT INTO meta VALUES ('schema', '4')")
         db.commit()
     with closing(Ledger(path)) as ledger:
-        assert ledger.begin_rewards("em http://h/em weight 2; sum", 1, 1) is None
+        assert ledger.begin_rewards(source, 1, 1) is None
     new = path.with_name("new.sqlite")
     Ledger(new).close()
     assert names(path, "table") == names(new, "table")
+
+
+def test_empty_file_has_schema_version_0(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        assert schema_version(db, path) == 0
 
 
 def test_ledger_is_refused_when_a_newer_version_wrote_it(path: Path) -> None:
