@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from learner.audit.run import AuditedRun, Breach, read_only
+from learner.audit.run import AuditedRun, Breach
 from learner.audit.steps import Steps
 from learner.checkpoint.folder import LATEST
 from learner.checkpoint.manifest import Checkpoint, CorruptCheckpointError, verify
-from learner.disk.run_folder import CHECKPOINTS, LEDGER
+from learner.disk.run_folder import CHECKPOINTS, LEDGER, read_only_uri
 
 # A running run removes its old checkpoints, file by file.
 _REMOVAL_S = 1.0
@@ -61,8 +61,8 @@ def _check_ledger(run: AuditedRun, steps: Steps, checkpoint: Checkpoint, audit: 
         return
     try:
         # A connection of its own: a database cannot be detached from an open transaction.
-        with closing(sqlite3.connect(read_only(path), uri=True)) as db:
-            db.execute("ATTACH ? AS live", (read_only(run.folder / LEDGER),))
+        with closing(sqlite3.connect(read_only_uri(path), uri=True)) as db:
+            db.execute("ATTACH ? AS live", (read_only_uri(run.folder / LEDGER),))
             if (start := _lost_start(run, db, checkpoint)) is None:
                 yield from _compare(db, steps, checkpoint, f"{folder}/{LEDGER}")
             else:

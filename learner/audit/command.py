@@ -15,15 +15,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from learner.audit.counts import DeadLetter, Decile, EpochAccount, Tokens
+from learner.audit.counts import DeadLetter, EpochAccount, Tokens
 from learner.audit.report import AuditReport, audit_run_folder
 from protocol.errors import OperatorError
 
 _MAX_DEAD_LETTERS = 50
 _ABOUT = """\
 Prove from the ledger, the checkpoints and metrics.jsonl that every prompt was trained exactly once or skipped with a
-reason, or report each breach. Also lists dead letters, wasted tokens by reason, and attempts and skips by answer
-length. Reads only; the run may be running."""
+reason, or report each breach. Also lists dead letters, and wasted tokens by reason. Reads only; the run may be
+running."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -51,9 +51,6 @@ def show_audit(report: AuditReport, console: Console) -> None:
     if report.dead_letters:
         console.print(_dead_letter_table(report.dead_letters))
     console.print(_token_table(report.tokens))
-    if report.survivorship.deciles:
-        console.print(_decile_table(report.survivorship.deciles))
-    console.print(escape(report.survivorship.sentence))
     for line in (*(f"note: {note}" for note in report.notes), *report.breaches.lines(), report.verdict):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -105,20 +102,5 @@ def _token_table(tokens: Sequence[Tokens]) -> Table:
             f"{t.num_tokens:,}",
             f"{t.num_tokens / total:.1%}",
             f"{t.num_tokens / t.num_trajectories:.1f}" if t.num_trajectories else "",
-        )
-    return table
-
-
-def _decile_table(deciles: Sequence[Decile]) -> Table:
-    table = Table("answer tokens", title="Attempts and skips by length of the answers", title_justify="left")
-    for column in ("prompts", "leases each", "leased again", "skipped"):
-        table.add_column(column, justify="right")
-    for decile in deciles:
-        table.add_row(
-            "unknown" if decile.shortest is None else f"{decile.shortest:.0f} to {decile.longest:.0f}",
-            f"{decile.num_prompts:,}",
-            f"{decile.attempts_mean:.3f}",
-            f"{decile.num_retried:,} ({decile.num_retried / decile.num_prompts:.1%})",
-            f"{decile.num_skipped:,} ({decile.num_skipped / decile.num_prompts:.1%})",
         )
     return table

@@ -1,20 +1,11 @@
-"""The counts of an audit: prompts by epoch, tokens by reason, skipped prompts, and attempts by answer length.
+"""The counts of an audit: prompts by epoch, tokens by reason, and skipped prompts."""
 
-A system that loses long answers trains on short ones, and no curve shows it.
-"""
-
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from learner.audit.run import AuditedRun
 from learner.data.filtered import FILTERED
 
 _SETTLED = ("trained", "skipped", "filtered")
-_NUM_DECILES, _NUM_LONG = 10, 3
-# Standard errors of a significant difference; chance alone exceeds them in 1 of 40 audits.
-_SIGNIFICANT = 2.0
-_MIN_PROMPTS = 10
 
 
 @dataclass(frozen=True)
@@ -62,26 +53,6 @@ class DeadLetter:
     step: int | None  # step that was not applied; None: the prompt failed
     attempts: int  # number of its leases
     failures: list[Failure]  # failures in order
-
-
-@dataclass(frozen=True)
-class Decile:
-    """A tenth of the prompts, by the length of their answers."""
-
-    shortest: float | None  # model tokens, mean of the group; None: no answer
-    longest: float | None  # the same for the longest
-    num_prompts: int  # prompts trained or skipped
-    num_retried: int  # prompts leased more than once
-    num_skipped: int  # prompts skipped
-    attempts_mean: float  # leases of one prompt
-
-
-@dataclass(frozen=True)
-class Survivorship:
-    """Retries and skips by answer length."""
-
-    deciles: list[Decile]  # shortest answers first; prompts without any answer last
-    sentence: str  # statement on retries and skips of long answers
 
 
 def count_epochs(run: AuditedRun) -> list[EpochAccount]:
@@ -157,41 +128,3 @@ def list_dead_letters(run: AuditedRun) -> list[DeadLetter]:
         DeadLetter(uid, group, reason, step, attempts, failures.get(group, []))
         for uid, group, reason, step, attempts in rows
     ]
-
-
-# A skipped prompt without a finished answer has the length of its wasted tokens. A filtered prompt was not lost.
-_DECILES = """
-WITH wasted AS (SELECT "group", AVG(num_tokens) AS length FROM waste WHERE num_tokens > 0 GROUP BY "group"),
-lengths AS (
-    SELECT p.state, p.attempt, COALESCE(AVG(t.num_model_tokens), w.length) AS length FROM prompts AS p
-    LEFT JOIN trajectories AS t ON t."group" = p."group" LEFT JOIN wasted AS w ON w."group" = p."group"
-    WHERE p.state IN ('trained', 'skipped') AND COALESCE(p.reason, '') NOT LIKE ? GROUP BY p."group"
-), parts AS (SELECT *, NTILE(10) OVER (PARTITION BY length IS NULL ORDER BY length) AS part FROM lengths)
-SELECT IIF(length IS NULL, 11, part) AS place, MIN(length), MAX(length), COUNT(*), SUM(attempt > 1),
-    SUM(state = 'skipped'), AVG(attempt) FROM parts GROUP BY place ORDER BY place
-"""
-
-
-def compare_lengths(run: AuditedRun) -> Survivorship:
-    """Return attempts and skips of all settled prompts, by the length of their answers."""
-    deciles = {place: Decile(*facts) for place, *facts in run.rows(_DECILES, f"{FILTERED}%")}
-    long = [decile for place, decile in deciles.items() if _NUM_DECILES - _NUM_LONG < place <= _NUM_DECILES]
-    short = [decile for place, decile in deciles.items() if place <= _NUM_DECILES - _NUM_LONG]
-    unknown = deciles.get(_NUM_DECILES + 1)
-    return Survivorship(list(deciles.values()), _sentence(long, short, 0 if unknown is None else unknown.num_prompts))
-
-
-def _sentence(long: Sequence[Decile], short: Sequence[Decile], num_unknown: int) -> str:
-    num_long, num_short = (sum(decile.num_prompts for decile in part) for part in (long, short))
-    if min(num_long, num_short) < _MIN_PROMPTS:
-        return "Too few prompts are accounted for to compare long answers with short ones."
-    parts = []
-    for what, name in (("leased again", "num_retried"), ("skipped", "num_skipped")):
-        in_long, in_short = (sum(getattr(decile, name) for decile in part) for part in (long, short))
-        both = (in_long + in_short) / (num_long + num_short)
-        error = math.sqrt(both * (1 - both) * (1 / num_long + 1 / num_short))
-        is_more = in_long / num_long - in_short / num_short > _SIGNIFICANT * error
-        shares = f"({in_long / num_long:.2%} against {in_short / num_short:.2%})"
-        parts.append(f"{'' if is_more else 'not '}{what} more often than the others {shares}")
-    unknown = f" Of {num_unknown} prompts no answer's length is known." if num_unknown else ""
-    return f"The prompts with the longest three tenths of the answers were {parts[0]}, and {parts[1]}.{unknown}"

@@ -5,17 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from learner.audit.checkpoints import CheckpointAudit, check_checkpoints
-from learner.audit.counts import (
-    DeadLetter,
-    EpochAccount,
-    Survivorship,
-    Tokens,
-    compare_lengths,
-    count_epochs,
-    count_tokens,
-    list_dead_letters,
-)
-from learner.audit.filters import check_filters
+from learner.audit.counts import DeadLetter, EpochAccount, Tokens, count_epochs, count_tokens, list_dead_letters
 from learner.audit.rules import check_rules, note_metrics
 from learner.audit.run import AuditedRun, Breach, Breaches, collect, open_run
 from learner.audit.steps import Steps, Terms, read_steps
@@ -34,7 +24,6 @@ class AuditReport:
     checkpoints: list[str]  # names of the folders that verify, in step order
     dead_letters: list[DeadLetter]  # skipped prompts, in the order of positions
     tokens: list[Tokens]  # trained tokens first, then wasted ones by reason, most first
-    survivorship: Survivorship  # retries and skips by answer length
     notes: list[str]  # sentences about facts that break no rule, such as a last line that a kill cut off
     breaches: Breaches  # breaches of the promise
 
@@ -86,7 +75,6 @@ def audit_run_folder(folder: Path, data: Path | None = None) -> AuditReport:
             checkpoints=checkpoints.valid,
             dead_letters=list_dead_letters(run),
             tokens=count_tokens(run),
-            survivorship=compare_lengths(run),
             notes=[*note_metrics(run, steps), *terms.note_endpoints(), *checkpoints.notes],
             breaches=breaches,
         )
@@ -94,5 +82,4 @@ def audit_run_folder(folder: Path, data: Path | None = None) -> AuditReport:
 
 def _check(run: AuditedRun, steps: Steps, terms: Terms, checkpoints: CheckpointAudit) -> Iterator[Breach]:
     yield from check_rules(run, steps, terms)
-    yield from check_filters(run, terms)
     yield from check_checkpoints(run, steps, checkpoints)

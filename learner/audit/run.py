@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.data.prompt_reading import RowName, read_prompts
-from learner.disk.run_folder import CHECKPOINTS, LEDGER, read_skipped
+from learner.disk.run_folder import CHECKPOINTS, LEDGER, read_only_uri, read_skipped
 from learner.ledger.schema import add_missing_tables_in_memory
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.loader import load_saved_settings
@@ -116,7 +116,7 @@ def open_run(folder: Path, data: Path | None) -> Iterator[AuditedRun]:
     uids, rows_by_entry = _read_uids(folder, settings, data)
     path = folder / LEDGER
     try:
-        with closing(sqlite3.connect(read_only(path), uri=True, isolation_level=None)) as db:
+        with closing(sqlite3.connect(read_only_uri(path), uri=True, isolation_level=None)) as db:
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             add_missing_tables_in_memory(db, path)
             # Listed first: the ledger would not know a later checkpoint.
@@ -149,15 +149,6 @@ def _begin(db: sqlite3.Connection, metrics: Path) -> bytes:
 
 def _read(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
-
-
-def read_only(path: Path) -> str:
-    """Return the URI with which SQLite reads a ledger and does not write it.
-
-    Without a write-ahead log the ledger has no other user, and SQLite makes no files of its own.
-    """
-    is_shared = path.with_name(f"{path.name}-wal").exists()
-    return f"{path.resolve().as_uri()}?{'mode=ro' if is_shared else 'mode=ro&immutable=1'}"
 
 
 def _read_uids(folder: Path, settings: Settings, data: Path | None) -> tuple[list[str], list[int]]:

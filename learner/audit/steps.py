@@ -66,9 +66,6 @@ class StepTerms:
     groups_per_step: int  # learner.groups_per_step
     max_staleness: int  # learner.max_staleness, policy versions
     endpoints: str = ""  # rewards.endpoints: name, url and weight of each, and rewards.combine; empty: not recorded
-    filter_score: str = ""  # filter.score: score that the filter averages; empty: no filter
-    filter_low: float = 0.0  # filter.low: a trained group's mean is above it
-    filter_high: float = 0.0  # filter.high: and below this
 
 
 class Terms:
@@ -76,12 +73,8 @@ class Terms:
 
     def __init__(self, run: AuditedRun) -> None:
         names = set(StepTerms.__dataclass_fields__)
-        # A ledger without these terms is of a run without a filter, and of a version that recorded no endpoints.
-        current: dict[str, Any] = {
-            name: value
-            for name, value in terms_of(run.settings).items()
-            if not name.startswith("filter_") and name != "endpoints"
-        }
+        # A ledger without this term is of a version that recorded no endpoints.
+        current: dict[str, Any] = terms_of(run.settings) | {"endpoints": ""}
         changes: dict[int, dict[str, Any]] = {}
         for from_step, name, value in run.rows("SELECT from_step, name, value FROM terms ORDER BY from_step"):
             changes.setdefault(from_step, {})[name] = value
@@ -101,8 +94,3 @@ class Terms:
         if len(changes) < 2:
             return []
         return ["Reward endpoints: " + "; ".join(f"from step {step} on {text}" for step, text in changes.items()) + "."]
-
-    @property
-    def filters(self) -> set[tuple[str, float, float]]:
-        """Return the score and bounds of the filter of every start."""
-        return {(t.filter_score, t.filter_low, t.filter_high) for t in self._terms if t.filter_score}

@@ -84,3 +84,12 @@ def read_skipped(folder: Path) -> list[SkippedRow]:
         SkippedRow(str(row[0]), int(row[1]), str(row[2])) if len(row) > 2 else SkippedRow("", int(row[0]), str(row[1]))
         for row in rows
     ]
+
+
+def read_only_uri(path: Path) -> str:
+    """Return the URI with which SQLite reads a ledger and does not write it.
+
+    Without a write-ahead log the ledger has no other user, and SQLite makes no files of its own.
+    """
+    is_shared = path.with_name(f"{path.name}-wal").exists()
+    return f"{path.resolve().as_uri()}?{'mode=ro' if is_shared else 'mode=ro&immutable=1'}"

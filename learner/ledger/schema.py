@@ -63,7 +63,7 @@ def prepare_schema(db: sqlite3.Connection, path: Path) -> None:
         # Each statement may be repeated after a kill; the last one sets the version.
         db.executescript(_TABLES + _TABLES_SINCE_2 + _INDEXES)
         _remove_reward_sets(db)
-        if not has_scores(db):
+        if not _has_column(db, "reward_score"):
             db.execute("ALTER TABLE trajectories ADD COLUMN reward_score REAL")
         db.executescript(_SET_VERSION)
 
@@ -94,11 +94,6 @@ def _remove_reward_sets(db: sqlite3.Connection) -> None:
         source = f"{names or otherwise}; {newest['combine']}"
         db.execute("INSERT OR REPLACE INTO meta VALUES ('reward_source', ?)", (source,))
     db.execute("DROP TABLE reward_sets")
-
-
-def has_scores(db: sqlite3.Connection) -> bool:
-    """Return whether a ledger's trajectories have a score for filtering."""
-    return _has_column(db, "reward_score")
 
 
 def _has_column(db: sqlite3.Connection, name: str) -> bool:

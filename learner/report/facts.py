@@ -7,17 +7,12 @@ one that is needed most.
 import math
 import re
 import sqlite3
-from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from learner.data.filtered import FILTERED
-from learner.data.names import GroupName
-from learner.disk.run_folder import parse_metrics_line
+from learner.disk.run_folder import parse_metrics_line, read_only_uri
 from protocol.errors import SettingsError
 from protocol.settings.loader import describe_settings, load_saved_settings
 from protocol.settings.settings import Settings
@@ -36,25 +31,6 @@ class SkippedPrompt:
 
 
 @dataclass(frozen=True)
-class EvalScore:
-    """A held-out score from the ledger."""
-
-    mean: float  # reward, mean over prompts of the mean of each prompt's samples
-    error: float  # standard error over prompts; NaN: there is one prompt only
-    num_prompts: int  # held-out prompts in the mean
-
-
-@dataclass(frozen=True)
-class Spans:
-    """Start and end of N trajectories."""
-
-    servers: tuple[str, ...] = ()  # names of the rollout servers, sorted
-    server: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [N] index into servers
-    started_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [N] Unix seconds
-    finished_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [N] Unix seconds, reward included
-
-
-@dataclass(frozen=True)
 class LedgerFacts:
     """Counts from the ledger."""
 
@@ -66,8 +42,6 @@ class LedgerFacts:
     reasons: list[tuple[str, int]]  # (reason, skipped prompts), most first, at most 20
     skipped: list[SkippedPrompt]  # the first NUM_SKIPPED
     events: dict[str, int]  # kind -> events, most first
-    eval_scores: dict[tuple[int, bool], EvalScore]  # (policy version scored, is greedy) -> held-out score
-    spans: Spans  # trajectories of the last start
 
 
 @dataclass(frozen=True)
@@ -135,11 +109,8 @@ def _read_ledger(path: Path, notes: list[str]) -> LedgerFacts | None:
     if not path.exists():
         notes.append("ledger.sqlite is missing: nothing is known about prompts and single trajectories.")
         return None
-    has_wal = path.with_name(f"{path.name}-wal").exists()
-    # Without a write-ahead log no process writes it, and a read-only folder can be read.
-    options = "mode=ro" if has_wal else "mode=ro&immutable=1"
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{options}", uri=True)) as db:
+        with closing(sqlite3.connect(read_only_uri(path), uri=True)) as db:
             return _query(db)
     except sqlite3.Error as error:
         notes.append(f"ledger.sqlite cannot be read ({error}): nothing is known about prompts and trajectories.")
@@ -173,45 +144,4 @@ def _query(db: sqlite3.Connection) -> LedgerFacts:
         ).fetchall(),
         skipped=[SkippedPrompt(*row) for row in skipped],
         events=dict(db.execute("SELECT kind, COUNT(*) FROM events GROUP BY kind ORDER BY 2 DESC")),
-        eval_scores=_eval_scores(db),
-        spans=_spans(db),
-    )
-
-
-def _eval_scores(db: sqlite3.Connection) -> dict[tuple[int, bool], EvalScore]:
-    """Return held-out scores by (policy version, is greedy). The version is the oldest of the evaluation's samples.
-
-    Group names have the evaluated step, which differs from the version once a step was not applied.
-    """
-    rows = db.execute(
-        "SELECT \"group\", is_greedy, AVG(reward), MIN(oldest_version) FROM trajectories WHERE kind = 'eval' "
-        'GROUP BY "group", is_greedy'
-    )
-    by_score: dict[tuple[int, bool], list[float]] = {}
-    versions: dict[int, int] = {}
-    for group, is_greedy, mean, version in rows:
-        if (name := GroupName.parse(group)) is not None:
-            by_score.setdefault((name.number, bool(is_greedy)), []).append(mean)
-            versions[name.number] = min(version, versions.get(name.number, version))
-    return {(versions[step], is_greedy): _score(means) for (step, is_greedy), means in sorted(by_score.items())}
-
-
-def _score(means: Sequence[float]) -> EvalScore:
-    error = float(np.std(means, ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else math.nan
-    return EvalScore(float(np.mean(means)), error, len(means))
-
-
-def _spans(db: sqlite3.Connection) -> Spans:
-    """Return the spans of the run's last start alone: with the hours between two starts the plot would be empty."""
-    rows = db.execute(
-        "SELECT server, started_at, finished_at FROM trajectories "
-        "WHERE incarnation = (SELECT MAX(incarnation) FROM trajectories)"
-    ).fetchall()
-    names = sorted({row[0] for row in rows})
-    place = {name: index for index, name in enumerate(names)}
-    return Spans(
-        tuple(names),
-        np.array([place[row[0]] for row in rows], np.int64),
-        np.array([row[1] for row in rows], np.float64),
-        np.array([row[2] for row in rows], np.float64),
     )

@@ -4,13 +4,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from learner.report.facts import EvalScore, LedgerFacts, RunFacts
+from learner.report.facts import LedgerFacts, RunFacts
+from protocol.settings.evaluation import MAIN_SET
 from protocol.settings.settings import Settings
 
 _TRAIN_STEPS = 10
+# Key of a metrics line -> the figure's name in eval/SET/, and a label.
 _SCORES = {
-    "eval_reward": "sampled at temperature {} (eval_reward)",
-    "eval_reward_greedy": "greedy (eval_reward_greedy)",
+    "eval_reward": ("reward", "sampled at temperature {} (eval_reward)"),
+    "eval_reward_greedy": ("greedy", "greedy (eval_reward_greedy)"),
 }
 
 Line = Mapping[str, float]
@@ -59,12 +61,13 @@ def _scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], list[str]]:
         return _training_scores(run)
     first, last = scored[0], scored[-1]
     temperature = f"{run.settings.rollout.temperature:g}" if run.settings else "unknown"
+    prefix = _main_set_prefix(run.settings)
     rows = []
-    for key, name in _SCORES.items():
+    for key, (figure, label) in _SCORES.items():
         if key in first or key in last:
-            errors = [_error(run.ledger, line, key) for line in (first, last)]
+            errors = [line.get(f"{prefix}{figure}_error", math.nan) for line in (first, last)]
             after = last.get(key) if last is not first else None
-            rows.append(_row(name.format(temperature), first.get(key), after, errors))
+            rows.append(_row(label.format(temperature), first.get(key), after, errors))
     has_warm_start = bool(run.settings and run.settings.policy.warm_start.data)
     before = "after the warm start, before RL" if has_warm_start else "before RL"
     columns = (
@@ -93,10 +96,17 @@ def _explain_scores(run: RunFacts, first: Line, last: Line, has_warm_start: bool
     if failed := [line for line in (first, last) if line.get("eval_failed", 0) > 0]:
         counts = ", ".join(f"{int(line['eval_failed'])} at step {_version(line)}" for line in failed)
         texts.append(f"Held-out prompts that failed are not in the means: {counts}.")
-    score = next((score for key in reversed(_SCORES) if (score := _ledger_score(run.ledger, last, key))), None)
-    if score is not None:
-        texts.append(f"{score.num_prompts} held-out prompts; ± is one standard error over prompts.")
+    if (num_prompts := last.get(f"{_main_set_prefix(run.settings)}num_prompts")) is not None:
+        texts.append(f"{num_prompts:g} held-out prompts; ± is one standard error over prompts.")
     return texts
+
+
+def _main_set_prefix(settings: Settings | None) -> str:
+    """Return the prefix of the metrics of the set that eval_reward is of: data.eval's, or the first of eval.sets."""
+    name = MAIN_SET
+    if settings is not None and not settings.data.eval and settings.eval.sets:
+        name = settings.eval.sets[0].name
+    return f"eval/{name}/"
 
 
 def _training_scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], list[str]]:
@@ -157,18 +167,6 @@ def _ledger_facts(ledger: LedgerFacts, settings: Settings | None) -> list[tuple[
 def _version(line: Line) -> int:
     """Return the policy version that a line's evaluation scored: the line itself may be of a later step."""
     return int(line.get("eval_policy_version", line["step"]))
-
-
-def _error(ledger: LedgerFacts | None, line: Line, key: str) -> float:
-    score = _ledger_score(ledger, line, key)
-    return math.nan if score is None else score.error
-
-
-def _ledger_score(ledger: LedgerFacts | None, line: Line, key: str) -> EvalScore | None:
-    """Return the ledger's score of a line's evaluation; None when its mean differs: other trajectories."""
-    score = None if ledger is None else ledger.eval_scores.get((_version(line), key == "eval_reward_greedy"))
-    value = line.get(key, math.nan)
-    return score if score is not None and math.isclose(score.mean, value, rel_tol=1e-5, abs_tol=1e-9) else None
 
 
 def _score_text(value: float | None, error: float) -> str:

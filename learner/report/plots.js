@@ -24,7 +24,6 @@
                     value: (plot, value) => number(value) };
     if (series.style === "faint") { entry.alpha = 0.3; entry.width = 1; }
     if (series.style === "dotted") entry.points = { show: true, size: 6, fill: colour };
-    if (series.style === "area") entry.fill = colour + "55";
     if (series.style === "bars") { entry.fill = colour; entry.paths = uPlot.paths.bars({ size: [0.84, 60] }); }
     else if (series.values.filter(value => value != null).length === 1) entry.points = { show: true, size: 6, fill: colour };
     return entry;
@@ -47,10 +46,9 @@
         x: { time: false, range: isBars ? (u, low, high) => [low - room, high + room] : undefined },
         y: { range: (u, low, high) => isBars ? [0, high * 1.05 || 1] : around(low, high) },
       },
-      axes: [{ ...axis, size: 30, ...(plot.x_name === "s" ? {} : whole) },
+      axes: [{ ...axis, size: 30, ...whole },
              { ...axis, size: 56, values: (u, ticks) => ticks.map(number) }],
       series: [{ label: plot.x_name, value: (u, value) => number(value) }, ...series],
-      cursor: { sync: plot.x_name === "s" ? { key: "time", setSeries: false } : undefined },
     }, [plot.x, ...plot.series.map(each => each.values)], card);
   }
 

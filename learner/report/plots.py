@@ -1,4 +1,4 @@
-"""The plots of a report: which metrics share a plot, the histograms, and the timeline of servers and learner.
+"""The plots of a report: which metrics share a plot, and the histograms.
 
 Every key of metrics.jsonl is shown: a metric without a plot of its own here gets one under its name.
 The page draws a plot with uPlot (`plots.js`) from the JSON that `Plot.json` returns.
@@ -11,14 +11,9 @@ from typing import Literal
 import msgspec
 import numpy as np
 from markupsafe import Markup
-from numpy.typing import NDArray
-
-from learner.report.facts import Spans
 
 _MAX_POINTS = 1000
 _MAX_BARS = 30
-_NUM_SLICES = 1000
-_NUM_SERVERS = 16
 _MOVING_MEAN_STEPS = 20
 
 # Title, and the metrics of the plot with their labels.
@@ -55,6 +50,7 @@ _NO_CURVE_ENDS = ("_error", "/num_prompts")  # shown as numbers next to their sc
 _EXPECTED = ("loss", "grad_norm", "entropy", "kl", "ratio_mean", "clip_fraction", "push_s")
 
 Line = Mapping[str, float]
+_Style = Literal["line", "faint", "dotted", "bars"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ class Series:
 
     label: str  # text in the legend
     values: list[float | None]  # [N] y at each x of the plot; None: not measured there
-    style: Literal["line", "faint", "dotted", "area", "bars"] = "line"
+    style: _Style = "line"
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ class Plot:
 
     title: str
     caption: str  # text beside the title: first and last value, or totals; may be empty
-    x_name: str  # unit of x, such as step
+    x_name: str  # meaning of x, such as step
     x: list[float]  # [N] rising
     series: list[Series]
     is_wide: bool = False  # True: as wide as the page
@@ -83,25 +79,32 @@ class Plot:
         return Markup(msgspec.json.encode(self).decode().replace("<", "\\u003c"))  # noqa: S704  # escaped here
 
 
+def at_evaluated_steps(lines: Sequence[Line]) -> list[dict[str, float]]:
+    """Return the lines with each evaluation's figures at the step that it evaluated; a later step's line has them."""
+    points: dict[float, dict[str, float]] = {}
+    for line in lines:
+        for key, value in line.items():
+            step = line.get("eval_step", line["step"]) if key.startswith("eval") else line["step"]
+            points.setdefault(step, {"step": step})[key] = value
+    return [points[step] for step in sorted(points)]
+
+
 def reward_plot(lines: Sequence[Line]) -> Plot | None:
-    """Return training reward and held-out scores; a held-out score stands at the policy version that was scored."""
-    rewards = [(line["step"], line["reward_mean"]) for line in thin(lines) if "reward_mean" in line]
-    curves: list[tuple[str, Literal["line", "faint", "dotted"], dict[float, float]]] = []
-    if len(rewards) >= _MOVING_MEAN_STEPS:
-        means = _moving_mean([reward for _, reward in rewards])
-        curves.append(("training reward", "faint", dict(rewards)))
-        curves.append(("moving mean", "line", dict(zip([step for step, _ in rewards], means, strict=True))))
-    elif rewards:
-        curves.append(("training reward", "line", dict(rewards)))
+    """Return training reward and held-out scores."""
+    points = thin(at_evaluated_steps(lines))
+    rewards = [point["reward_mean"] for point in points if "reward_mean" in point]
+    has_mean = len(rewards) >= _MOVING_MEAN_STEPS
+    series = []
+    if rewards:
+        series.append(_curve("training reward", points, "reward_mean", "faint" if has_mean else "line"))
+    if has_mean:
+        means = iter(_moving_mean(rewards))
+        with_mean = [point | {"mean": next(means)} if "reward_mean" in point else point for point in points]
+        series.append(_curve("moving mean", with_mean, "mean"))
     for key, label in (("eval_reward", "held-out, sampled"), ("eval_reward_greedy", "held-out, greedy")):
-        points = {line.get("eval_policy_version", line["step"]): line[key] for line in lines if key in line}
-        if points:
-            curves.append((label, "dotted", points))
-    if not curves:
-        return None
-    x = sorted({step for _, _, points in curves for step in points})
-    series = [Series(label, [_short(points.get(step)) for step in x], style) for label, style, points in curves]
-    return Plot("Reward", "", "step", x, series, is_wide=True)
+        if any(key in point for point in points):
+            series.append(_curve(label, points, key, "dotted"))
+    return Plot("Reward", "", "step", [point["step"] for point in points], series, is_wide=True) if series else None
 
 
 def metric_plots(lines: Sequence[Line], unused: Collection[str] = ()) -> list[Plot]:
@@ -113,11 +116,11 @@ def metric_plots(lines: Sequence[Line], unused: Collection[str] = ()) -> list[Pl
         charts.insert(0, (title, tuple((key, _part_label(key.removeprefix(prefix), unused)) for key in parts)))
     named = {key for _, members in charts for key, _ in members} | _NO_CURVE | set(_REWARD_KEYS)
     charts += [(key, ((key, key),)) for key in sorted(keys - named) if not key.endswith(_NO_CURVE_ENDS)]
-    points = thin(lines)
+    points = thin(at_evaluated_steps(lines))
     x = [line["step"] for line in points]
     plots = []
     for title, members in charts:
-        series = [Series(label, [_short(p.get(key)) for p in points]) for key, label in members if key in keys]
+        series = [_curve(label, points, key) for key, label in members if key in keys]
         if series:
             ends = [value for value in series[0].values if value is not None]
             caption = " → ".join(_number(value) for value in (ends[0], ends[-1])) if len(series) == 1 else ""
@@ -156,47 +159,6 @@ def length_plot(lengths: Mapping[int, int]) -> Plot | None:
     return Plot("Model tokens", caption, "tokens", x, [Series("trajectories", totals.tolist(), "bars")])
 
 
-def timeline_plots(spans: Spans, lines: Sequence[Line]) -> list[Plot]:
-    """Return samples in flight on each server, and the learner's training and pushes, over the run's last start.
-
-    Times are Unix seconds; the clocks of servers and coordinator are taken to agree.
-    """
-    steps = _step_times(lines, since=float(spans.started_at.min()) if spans.started_at.size else 0.0)
-    moments = [*steps.flatten(), *spans.started_at, *spans.finished_at]
-    if not moments:
-        return []
-    origin, end = min(moments), max(moments)
-    edges = np.linspace(origin, max(end, origin + 1e-3), _NUM_SLICES + 1)
-    x = [round(float(edge - origin), 3) for edge in edges[:-1]]
-    shown = [(name, spans.server == index) for index, name in enumerate(spans.servers[:_NUM_SERVERS])]
-    if num_more := len(spans.servers) - len(shown):
-        shown.append((f"{num_more} more servers", spans.server >= len(shown)))
-    flights = [
-        Series(name, _round(mean_in_flight(spans.started_at[mine], spans.finished_at[mine], edges)))
-        for name, mine in shown
-    ]
-    work, shares = [], []
-    for label, columns in (("training", (1, 2)), ("weight push", (2, 3))):
-        if steps.size:
-            busy = np.clip(mean_in_flight(steps[:, columns[0]], steps[:, columns[1]], edges), 0.0, 1.0)
-            work.append(Series(label, _round(busy), "area"))
-            shares.append(f"{label}: {busy.mean():.0%} of the time")
-    plots = [Plot("Samples in flight on each server", "", "s", x, flights, is_wide=True)] if flights else []
-    return plots + ([Plot("Learner", ", ".join(shares), "s", x, work, is_wide=True)] if work else [])
-
-
-def mean_in_flight(
-    start: NDArray[np.float64], end: NDArray[np.float64], edges: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return the mean number of open intervals [start, end) in each slice. Exact.
-
-    start, end: [N]; edges: [B + 1], rising. Returns [B].
-    """
-    seconds = _ramp(start, edges) - _ramp(end, edges)
-    mean: NDArray[np.float64] = np.diff(seconds) / np.diff(edges)
-    return mean
-
-
 def thin(lines: Sequence[Line]) -> list[dict[str, float]]:
     """Return at most 1,000 lines: each is the mean of neighbouring lines, at the last one's step."""
     size = max(1, -(-len(lines) // _MAX_POINTS))
@@ -208,31 +170,12 @@ def thin(lines: Sequence[Line]) -> list[dict[str, float]]:
     return points
 
 
+def _curve(label: str, points: Sequence[Line], key: str, style: _Style = "line") -> Series:
+    return Series(label, [_short(point.get(key)) for point in points], style)
+
+
 def _part_label(name: str, unused: Collection[str]) -> str:
     return f"{name} (weight 0: recorded, unused)" if name in unused else name
-
-
-def _step_times(lines: Sequence[Line], since: float) -> NDArray[np.float64]:
-    """Return [N, 4] Unix seconds: each step's start, start of training, start of push, end.
-
-    A step's line has the time right after its push.
-    """
-    rows = []
-    for line in lines:
-        if "at_s" in line and "train_s" in line and line["at_s"] >= since:
-            end, train, push = line["at_s"], line["train_s"], line.get("push_s", 0.0)
-            rows.append((end - push - train - line.get("wait_s", 0.0), end - push - train, end - push, end))
-    return np.array(rows, np.float64).reshape(-1, 4)
-
-
-def _ramp(moments: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return sum over the moments m of max(0, t - m), for every edge t."""
-    first = float(edges[0])
-    ordered = np.sort(moments) - first  # near zero, so that sums of Unix times lose no digits
-    sums = np.concatenate([[0.0], np.cumsum(ordered)])
-    num = np.searchsorted(ordered, edges - first, side="right")
-    ramp: NDArray[np.float64] = num * (edges - first) - sums[num]
-    return ramp
 
 
 def _moving_mean(values: Sequence[float]) -> list[float]:
@@ -249,7 +192,3 @@ def _short(value: float | None) -> float | None:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
-
-
-def _round(values: NDArray[np.float64]) -> list[float | None]:
-    return [round(float(value), 2) for value in values]

@@ -25,7 +25,6 @@ from learner.report.plots import (
     not_measured,
     reward_plot,
     staleness_plot,
-    timeline_plots,
 )
 from learner.report.samples import read_samples
 from protocol.disk.files import replacing
@@ -46,7 +45,6 @@ def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
     run = read_run(run_folder)
     notes = list(run.notes)
     samples = read_samples(run_folder / "samples.jsonl", tokenizer_dir or _model_folder(run), _NUM_SAMPLES, notes)
-    ledger = run.ledger
     scripts = [_asset("uplot/uPlot.iife.min.js"), _asset("plots.js")]
     page = _template().render(
         run=run,
@@ -56,7 +54,6 @@ def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
         reward=reward_plot(run.lines),
         metrics=metric_plots(run.lines, _unused_endpoints(run)),
         histograms=[plot for plot in _histograms(run) if plot is not None],
-        timelines=timeline_plots(ledger.spans, run.lines) if ledger else [],
         not_measured=not_measured(run.lines),
         samples=samples,
         settings=settings_table(run.settings) if run.settings else [],

@@ -5,7 +5,7 @@ The scores are in the ledger, so a resumed run leaves out the same prompts as an
 
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.groups.prompt_source import PromptSource
-from learner.data.filtered import LEFT_OUT, LeftOut, mean_score
+from learner.data.filtered import LEFT_OUT, mean_score
 from learner.data.names import GroupName
 from learner.ledger.ledger import Ledger
 from protocol.settings.settings import Settings
@@ -44,11 +44,13 @@ class Curriculum:
         return {f"curriculum_{kind}": number for kind, number in counts.items()}
 
     def _judge(self, mean: float, epoch: int) -> str | None:
-        easy, hard, every = self._settings.easy, self._settings.hard, self._settings.every
+        easy, hard = self._settings.easy, self._settings.hard
         if easy is not None and mean >= easy:
-            self._counts["easy"] += 1
-            return f"{LEFT_OUT}{LeftOut(self._score, mean, epoch, True, easy, every)}"
-        if hard is not None and mean <= hard:
-            self._counts["hard"] += 1
-            return f"{LEFT_OUT}{LeftOut(self._score, mean, epoch, False, hard, every)}"
-        return None
+            kind, bound = "easy", f"at least {easy!r}"
+        elif hard is not None and mean <= hard:
+            kind, bound = "hard", f"at most {hard!r}"
+        else:
+            return None
+        self._counts[kind] += 1
+        every = self._settings.every
+        return f"{LEFT_OUT}mean {self._score} {mean!r} in epoch {epoch} is {bound}, drawn every {every} epochs"

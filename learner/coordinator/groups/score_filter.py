@@ -10,7 +10,7 @@ from typing import Literal
 from learner.coordinator.accounts import Tally
 from learner.coordinator.groups.group import Group
 from learner.coordinator.groups.open_groups import OpenGroups
-from learner.data.filtered import FILTERED, KEPT, OutsideBounds, mean_score
+from learner.data.filtered import FILTERED, KEPT, mean_score
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
 
@@ -44,7 +44,7 @@ class ScoreFilter:
         mean = mean_score([self._score(group, index) for index in range(group.num_samples)])
         if settings.low < mean < settings.high:
             return None
-        why = OutsideBounds(settings.score, mean, settings.low, settings.high)
+        why = f"mean {settings.score} {mean!r} is not above {settings.low!r} and below {settings.high!r}"
         if self._limit and self._counts.total() >= self._limit:
             if settings.at_limit == "keep":
                 group.kept_because = f"{KEPT}{why}; {self._limit} groups were filtered before it"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.audit.counts import DeadLetter, Failure, Tokens, count_tokens, list_dead_letters
+from learner.audit.counts import DeadLetter, Failure, Tokens, count_epochs, count_tokens, list_dead_letters
 from learner.audit.run import AuditedRun
 from learner.ledger.ledger import Ledger
 from protocol.settings.settings import Settings
@@ -73,3 +73,14 @@ def test_dead_letters_have_their_failures_in_order(ledger: Ledger, run: AuditedR
     ledger.commit()
     failures = [Failure(1, 1, "s1", "server", "s1 died"), Failure(0, 2, "s2", "retriever", "timeout")]
     assert list_dead_letters(run) == [DeadLetter("uid-given-up", "given-up", "failed", None, 2, failures)]
+
+
+def test_filtered_prompts_are_not_dead_letters_and_their_tokens_count_once(ledger: Ledger, run: AuditedRun) -> None:
+    for index in (0, 1):
+        ledger.add_trajectory(example_facts(group="out", sample_index=index))
+        ledger.add_waste("out", index, example_facts().attempt, "filtered", 3)
+    ledger.set_state(["out"], "skipped", reason="filtered: mean reward 1.0 is not above 0.0 and below 1.0")
+    assert wasted(ledger, run) == [Tokens("filtered", 2, 6)]
+    assert list_dead_letters(run) == []
+    (epoch,) = count_epochs(run)
+    assert (epoch.trained, epoch.filtered, epoch.skipped, epoch.under_way) == (1, 1, 0, {"leased": 1})

@@ -10,6 +10,7 @@ from learner.coordinator.accounts import Tally
 from learner.coordinator.groups.group import Group
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.groups.score_filter import ScoreFilter
+from learner.data.filtered import mean_score
 from protocol.errors import OperatorError
 from protocol.wire import messages as m
 from tests.learner.coordinator.coordinator_script import Script, settings_of
@@ -65,7 +66,7 @@ def test_score_that_was_given_decides_in_place_of_the_reward(
     for index in range(2):
         script.deliver("s1", lease, index, 0, rewards[index], reward_score=scores[index])
     assert ("ready" in script.states()) == is_kept
-    # What the curriculum and the audit go by.
+    # What the curriculum goes by.
     assert [score for score, _ in script.rows("SELECT reward_score, reward FROM trajectories")] == [*scores]
 
 
@@ -191,3 +192,7 @@ def test_filtered_prompt_is_not_leased_again_after_a_kill_and_a_kept_one_is(tmp_
     assert useful.group in {lease.group for lease in again}
     assert easy.group not in {lease.group for lease in again}
     assert resumed.states() == {"skipped": 1, "leased": 2}
+
+
+def test_mean_of_equal_scores_is_the_score() -> None:
+    assert all(mean_score([score] * 7) == score for score in (0.1, 0.3, 1.0, -2.7))

@@ -1,16 +1,11 @@
-"""Dynamic sampling in random runs whose coordinator dies: nothing filtered is trained or lost, and the audit agrees."""
+"""Dynamic sampling in random runs whose coordinator dies: nothing filtered is trained or lost."""
 
 import shutil
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from learner.audit.filters import check_filters
-from learner.audit.run import AuditedRun
-from learner.audit.steps import Terms
 from protocol.settings.settings import Settings
 from tests.learner.coordinator.coordinator_script import Script, settings_of
 from tests.learner.coordinator.test_random_runs import Simulation
@@ -82,7 +77,3 @@ def test_runs_through_deaths_filter_account_and_train_what_they_should(
     assert positions == list(range(int(script.rows("SELECT value FROM meta WHERE key = 'position'")[0][0])))
     assert script.rows("SELECT count(*) FROM prompts WHERE step IS NOT NULL") == [(18,)]
     assert set(script.states()) <= {"trained", "skipped"}
-    script.ledger.close()
-    with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as db:
-        run = AuditedRun(tmp_path, settings(max_staleness), [], db, b"", [])
-        assert list(check_filters(run, Terms(run))) == []

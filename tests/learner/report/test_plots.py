@@ -1,55 +1,11 @@
-"""The report's plots: densities over time, thinning, histograms; and the text pieces of a trajectory."""
+"""The report's plots: curves, thinning, histograms; and the text pieces of a trajectory."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-
-from learner.report.facts import Spans
-from learner.report.plots import (
-    length_plot,
-    mean_in_flight,
-    metric_plots,
-    reward_plot,
-    staleness_plot,
-    thin,
-    timeline_plots,
-)
+from learner.report.plots import length_plot, metric_plots, reward_plot, staleness_plot, thin
 from learner.report.samples import Piece, SampleLine, split_text
 from tests.learner.report.recorded_run import save_tokenizer
-
-
-def test_mean_in_flight_counts_open_intervals_by_the_share_of_a_slice() -> None:
-    start, end = np.array([0.0, 1.5]), np.array([2.0, 1.75])
-    assert mean_in_flight(start, end, np.array([0.0, 1.0, 2.0, 3.0])).tolist() == [1.0, 1.25, 0.0]
-
-
-def test_mean_in_flight_agrees_with_a_sum_over_intervals_at_unix_times() -> None:
-    generator = np.random.default_rng(1)
-    start = 1.8e9 + generator.uniform(0, 100, 500)
-    end = start + generator.exponential(5, 500)
-    edges = np.linspace(1.8e9, 1.8e9 + 100, 51)
-    expected = [
-        np.clip(np.minimum(end, high) - np.maximum(start, low), 0, None).sum() / (high - low)
-        for low, high in pairwise(edges)
-    ]
-    np.testing.assert_allclose(mean_in_flight(start, end, edges), expected, atol=1e-3)
-
-
-def test_timeline_shows_the_shares_of_training_and_push() -> None:
-    lines = [{"step": 1, "at_s": 101.0, "train_s": 1.0}, {"step": 2, "at_s": 104.0, "train_s": 2.0, "push_s": 1.0}]
-    (learner,) = timeline_plots(Spans(), lines)
-    assert learner.caption == "training: 75% of the time, weight push: 25% of the time"
-    assert (len(learner.x), learner.series[0].values[0], learner.series[1].values[-1]) == (1000, 1.0, 1.0)
-
-
-def test_timeline_sums_the_servers_that_have_no_curve_of_their_own() -> None:
-    names = tuple(f"s{index:02}" for index in range(18))
-    spans = Spans(names, np.arange(18), np.zeros(18) + 100.0, np.zeros(18) + 110.0)
-    (servers,) = timeline_plots(spans, [])
-    assert [each.label for each in servers.series] == [*names[:16], "2 more servers"]
-    assert servers.series[-1].values[0] == 2.0
 
 
 def test_every_metric_gets_a_plot_under_its_own_name_too() -> None:
@@ -62,11 +18,19 @@ def test_endpoint_of_weight_0_is_shown_as_unused() -> None:
     assert [each.label for each in parts.series] == ["em", "style (weight 0: recorded, unused)"]
 
 
-def test_held_out_score_stands_at_the_version_that_was_scored() -> None:
-    plot = reward_plot([{"step": 1, "reward_mean": 0.5}, {"step": 3, "eval_policy_version": 2, "eval_reward": 0.75}])
-    assert plot is not None
-    assert plot.x == [1, 2]
-    assert [each.values for each in plot.series] == [[0.5, None], [None, 0.75]]
+def test_every_curve_of_an_evaluation_is_at_the_step_that_it_evaluated() -> None:
+    scores = {"eval_step": 2, "eval_reward": 0.75, "eval/held_out/reward": 0.75}
+    lines = [
+        {"step": 1, "reward_mean": 0.5},
+        {"step": 2, "reward_mean": 0.5},
+        {"step": 3, "reward_mean": 1.0, **scores},
+    ]
+    reward = reward_plot(lines)
+    (of_set,) = metric_plots(lines)
+    assert reward is not None
+    assert reward.x == of_set.x == [1, 2, 3]
+    assert [each.values for each in reward.series] == [[0.5, 0.5, 1.0], [None, 0.75, None]]
+    assert of_set.series[0].values == [None, 0.75, None]
 
 
 def test_thinned_lines_are_means_of_neighbours_and_keep_the_last_step() -> None:

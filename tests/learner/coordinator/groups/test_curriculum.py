@@ -1,4 +1,4 @@
-"""Easy and hard prompts are drawn less often, by what the ledger says of them, and the audit agrees."""
+"""Easy and hard prompts are drawn less often, by what the ledger says of them."""
 
 import json
 from collections.abc import Iterator
@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from learner.audit.filters import check_filters
-from learner.audit.run import AuditedRun
-from learner.audit.steps import Terms
 from learner.coordinator.groups.curriculum import Curriculum
 from learner.coordinator.groups.prompt_source import PromptSource
-from learner.data.filtered import LEFT_OUT, LeftOut, parse_left_out
+from learner.data.filtered import LEFT_OUT
 from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger
 from protocol.settings.settings import Settings
@@ -90,7 +87,7 @@ def test_easy_and_hard_prompts_are_drawn_again_after_some_epochs(ledger: Ledger)
         + [f"e{e}-{uid}" for e in (1, 2) for uid in ("p2", "p3")]
     )
     assert sorted(left_out(ledger)) == ["e1-p0", "e1-p1", "e2-p0", "e2-p1"]
-    assert parse_left_out(left_out(ledger)["e2-p0"]) == LeftOut("reward", 1.0, 0, True, 1.0, 3)
+    assert left_out(ledger)["e2-p0"] == f"{LEFT_OUT}mean reward 1.0 in epoch 0 is at least 1.0, drawn every 3 epochs"
     assert left_out(ledger)["e1-p1"] == f"{LEFT_OUT}mean reward 0.0 in epoch 0 is at most 0.0, drawn every 3 epochs"
     assert curriculum.take_counts() == {"curriculum_easy": 2, "curriculum_hard": 2}
     assert curriculum.take_counts() == {"curriculum_easy": 0, "curriculum_hard": 0}
@@ -117,19 +114,3 @@ def test_set_of_easy_prompts_alone_is_trained_still(ledger: Ledger) -> None:
     positions = ledger._db.execute("SELECT position FROM prompts ORDER BY position").fetchall()
     assert len({*taken}) == 20
     assert [position for (position,) in positions] == list(range(len(positions)))
-
-
-def test_audit_takes_the_curriculum_for_what_it_is_and_finds_what_was_changed(tmp_path: Path, ledger: Ledger) -> None:
-    given = settings(easy=1.0, hard=0.0, every=3)
-    train(ledger, drawing(given, ledger)[0], 8)
-    ledger.commit()
-    run = AuditedRun(tmp_path, given, [], ledger._db, b"", [])
-
-    def breaches() -> list[str]:
-        return sorted(f"{breach.rule} {breach.group}" for breach in check_filters(run, Terms(run)))
-
-    assert breaches() == []
-    ledger._db.execute("UPDATE trajectories SET reward = 0.5 WHERE \"group\" = 'e0-p0'")
-    ledger._db.execute("UPDATE prompts SET epoch = 7 WHERE \"group\" = 'e1-p1'")
-    ledger._db.execute("UPDATE prompts SET reason = ? WHERE \"group\" = 'e2-p1'", (f"{LEFT_OUT}so",))
-    assert breaches() == ["curriculum e1-p0", "curriculum e1-p1", "curriculum e2-p0", "curriculum e2-p1"]
