@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from learner.checkpoint.copies.copier import CheckpointCopier
+    from learner.checkpoint.copier import CheckpointCopier
     from learner.live.view import LiveView
     from learner.run.checks.preflight import CheckedRun
     from protocol.node.home import ClusterState

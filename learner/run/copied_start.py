@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from learner.checkpoint.best import best_of
-from learner.checkpoint.copies.copier import KEPT_RECORDS, CheckpointCopier
-from learner.checkpoint.copies.store import Copy, CopyStore, StoreError, manifest_digest, open_store
+from learner.checkpoint.copier import KEPT_RECORDS, CheckpointCopier
+from learner.checkpoint.copy_store import Copy, CopyStore, StoreError, manifest_digest, open_store
 from learner.checkpoint.manifest import MANIFEST, CorruptCheckpointError, verify
 from learner.disk.run_folder import CHECKPOINTS, SETTINGS
 from learner.run.start import RunStart, lock_folder, plan_start
@@ -69,35 +69,31 @@ def copier_of(settings: Settings, start: RunStart) -> CheckpointCopier | None:
     return CheckpointCopier(store, start.folder, keep, best_of(settings.eval))
 
 
-class _BrokenCopyError(StoreError):
-    """A copy is corrupt or incomplete: an older one may be whole."""
-
-
 def _fetch_newest(
     copies: Sequence[Copy], store: CopyStore, start: RunStart, settings: Settings, model_digest: str
 ) -> bool:
     """Fetch the newest whole copy of this run; return False when none is newer than the local checkpoints.
 
-    copies: ordered by step. Raises: as `_fetch` does.
+    copies: ordered by step. Raises: StoreError when copies are newer and none is whole; as `_fetch` does.
     """
-    broken: _BrokenCopyError | None = None
+    problem = ""
     for copy in reversed(copies):
         if copy.step <= start.step or not _may_resume_from(copy, store, start, settings):
             break
-        try:
-            _fetch(copy, store, start, model_digest)
-        except _BrokenCopyError as error:
-            broken = error
-            say(f"{store.url}: {error}. An older one is tried.")
-        else:
+        problem = _fetch(copy, store, start, model_digest)
+        if not problem:
             return True
-    if broken is not None:
-        raise broken
+        say(f"{store.url}: {problem}. An older one is tried.")
+    if problem:
+        raise StoreError(problem)
     return False
 
 
-def _fetch(copy: Copy, store: CopyStore, start: RunStart, model_digest: str) -> None:
-    """Fetch a copy into the run folder, whole or not at all. Raises: StoreError; as `lock_folder` does."""
+def _fetch(copy: Copy, store: CopyStore, start: RunStart, model_digest: str) -> str:
+    """Fetch a copy into the run folder, whole or not at all; returns why it is not whole, else an empty text.
+
+    Raises: SettingsError for another model's copy; StoreError; OperatorError for a full disk; as `lock_folder` does.
+    """
     if copy.model_digest != model_digest:
         raise SettingsError(
             f"settings: {store.url}/{start.run_id}/{copy.name} is a checkpoint of another model than policy.model. "
@@ -118,12 +114,13 @@ def _fetch(copy: Copy, store: CopyStore, start: RunStart, model_digest: str) -> 
             move_synced(aside, target)
         except CorruptCheckpointError as error:
             shutil.rmtree(aside, ignore_errors=True)  # an older one needs the space
-            raise _BrokenCopyError(f"the copy of step {copy.step} is not whole ({error})") from None
+            return f"the copy of step {copy.step} is not whole ({error})"
         except OSError as error:
             raise OperatorError(
                 f"The checkpoint of step {copy.step} cannot be stored in {root}: {error.strerror}. Set run.dir to a "
                 "folder on a disk with room."
             ) from None
+    return ""
 
 
 def _may_resume_from(copy: Copy, store: CopyStore, start: RunStart, settings: Settings) -> bool:

@@ -95,7 +95,7 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
     while True:
         attempt = RunAttempt(context, start)
         if context.copies is not None:
-            context.copies.resume_from(start.step)
+            context.copies.start()
         try:
             attempt.launch()
             progress.has_trained = True

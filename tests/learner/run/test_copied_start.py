@@ -6,7 +6,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from learner.checkpoint.copies.store import open_store
+from learner.checkpoint.copy_store import open_store
 from learner.checkpoint.folder import begin, set_aside_newer
 from learner.checkpoint.manifest import Checkpoint, verify
 from learner.run.copied_start import start_from_here, start_with_copies
@@ -39,7 +39,7 @@ def put(tmp_path: Path, url: str, step: int, name: str = "my-run", given: str = 
     (there / "metrics.jsonl").write_text(f'{{"step": {step}}}\n')
     save_settings(settings(tmp_path, url, name=given), there / "settings.yaml")
     records = {file: there / file for file in ("metrics.jsonl", "settings.yaml")}
-    open_store(url, name).put(checkpoint, step, {**records, "evil": there / "metrics.jsonl"})
+    open_store(url, name).put(checkpoint, step, {**records, "evil": there / "metrics.jsonl"}, lambda: None)
 
 
 def test_machine_without_the_run_goes_on_from_the_newest_copy(
@@ -74,7 +74,7 @@ def test_copy_of_a_checkpoint_that_was_set_aside_here_is_not_gone_on_from(tmp_pa
     root = tmp_path / "here" / "my-run" / "checkpoints"
     save(root.parent, 20)
     given_up = save(root.parent, 40)
-    open_store(url, "my-run").put(given_up, 40, {})
+    open_store(url, "my-run").put(given_up, 40, {}, lambda: None)
     set_aside_newer(root, 20)
     assert start_with_copies(settings(tmp_path, url), "model-1").step == 20
 
@@ -93,7 +93,7 @@ def test_copy_that_is_not_whole_is_passed_over_where_an_older_one_is(
 ) -> None:
     put(tmp_path, url, 20)
     put(tmp_path, url, 40)
-    (newer,) = (tmp_path / "store").glob("my-run/step_000040-*/ledger.sqlite")
+    (newer,) = (tmp_path / "store").glob("my-run/*_step_000040-*/ledger.sqlite")
     newer.unlink()  # as by a rule of the store that removes old objects
     assert start_with_copies(settings(tmp_path, url), "model-1").step == 20
     assert "the copy of step 40 is not whole (" in capsys.readouterr().out

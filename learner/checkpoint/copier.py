@@ -6,13 +6,11 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-import tenacity
-
 from learner.checkpoint.best import BestBy, find_best_and_unscored
-from learner.checkpoint.copies.store import CopyStore, StoreError, manifest_digest
+from learner.checkpoint.copy_store import CopyStore, StoreError, manifest_digest
 from learner.checkpoint.folder import LATEST, step_of
 from learner.checkpoint.manifest import MANIFEST
 from learner.checkpoint.sealed_files import files_under
@@ -24,15 +22,11 @@ KEPT_RECORDS = (*RECORDS, SKIPPED_ROWS, SETTINGS)
 _LINKS = ".copying-"
 _POLL_S = 0.5
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 2.0, 300.0
-_REPEAT_NEWS_S = 600.0
 _STALL_S = 120.0  # longest time without a moved byte at the run's end
 
 
 class CheckpointCopier:
-    """Copies the newest checkpoint in a thread, again and again.
-
-    Call order: resume_from, for each step that the run resumes from; take_notices now and then; finish.
-    """
+    """Copies the newest checkpoint, again and again. Call order: start; take_notices now and then; finish."""
 
     def __init__(
         self,
@@ -47,40 +41,29 @@ class CheckpointCopier:
         stays; None: no best copy.
         """
         self._store = store
-        store.on_progress = self._note_progress
         self._root = folder / CHECKPOINTS
         self._folder = folder
         self._keep = keep
         self._best_by = best_by
         self._poll_s = poll_s
         self._first_retry_s = first_retry_s
-        self._lock = threading.Lock()  # guards _back_to
-        self._back_to: int | None = None  # step that the run resumed from, until the store has a mark of it
-        self._from_step = 0  # last step of the run's past
-        self._own: set[str] = set()  # manifests' digests of this process's copies
+        self._expected: str | None = None  # name of the newest copy after this process's last look; None: no look yet
         self._done = ""  # digest of the last copy's manifest
         self._problem = ""  # error of the last attempt; empty: it succeeded
-        self._reported_at = float("-inf")
         self._progress_at = 0.0
-        self._has_stopped = False  # another run copies to the same place
+        self._is_shared = False  # another run copies to the same place
         self._ending = threading.Event()
         self._notices: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="checkpoint copies", daemon=True)
 
-    def resume_from(self, step: int) -> None:
-        """Note that the run resumes from this step: copies of later steps belong to a past that it left."""
-        with self._lock:
-            self._back_to = step
+    def start(self) -> None:
+        """Start the thread. Further calls change nothing."""
         if not self._thread.is_alive():
             self._thread.start()
 
     def take_notices(self) -> list[str]:
         """Return the messages for the user since the last call."""
-        notices = []
-        with suppress(queue.Empty):
-            while True:
-                notices.append(self._notices.get_nowait())
-        return notices
+        return [self._notices.get_nowait() for _ in range(self._notices.qsize())]
 
     def finish(self, is_stopped: Callable[[], bool], drain_s: float) -> str:
         """Wait for the newest checkpoint's copy while bytes move; returns a warning when it is missing.
@@ -90,7 +73,7 @@ class CheckpointCopier:
         started_at = self._progress_at = time.monotonic()
         for _ in until(float("inf"), 0.05):
             now = time.monotonic()
-            has_ended = not self._thread.is_alive() or self._has_stopped or self._next() is None
+            has_ended = not self._thread.is_alive() or self._next() is None
             if has_ended or now - self._progress_at > _STALL_S or (is_stopped() and now - started_at > drain_s):
                 break
         self._ending.set()
@@ -102,19 +85,19 @@ class CheckpointCopier:
     def _work(self) -> None:
         for links in self._root.glob(f"{_LINKS}*"):  # a killed command's: they hold checkpoints that were rotated away
             shutil.rmtree(links, ignore_errors=True)
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((StoreError, OSError)),
-            wait=tenacity.wait_exponential(self._first_retry_s, max=_LONGEST_RETRY_S),
-            sleep=tenacity.sleep_using_event(self._ending),
-            stop=tenacity.stop_when_event_set(self._ending),
-            before_sleep=self._note_problem,
-        )
-        while not self._ending.is_set() and not self._has_stopped:
-            if self._next() is None and self._back_to is None:
+        wait_s = self._first_retry_s
+        while not self._ending.is_set() and not self._is_shared:
+            if (newest := self._next()) is None:
                 self._ending.wait(self._poll_s)
                 continue
-            with suppress(tenacity.RetryError):  # the run ends
-                retrying(self._advance)
+            try:
+                self._copy(*newest)
+            except (StoreError, OSError) as error:
+                self._note_problem(step_of(newest[0]), str(error))
+                self._ending.wait(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
+            else:
+                wait_s = self._first_retry_s
                 self._note_success()
 
     def _next(self) -> tuple[Path, str] | None:
@@ -127,70 +110,55 @@ class CheckpointCopier:
             return None
         return (path, digest) if digest != self._done else None
 
-    def _advance(self) -> None:
-        """Mark the past that the run left, then copy the newest checkpoint and remove old copies."""
-        with self._lock:
-            back_to = self._back_to
-        if back_to is not None:
-            self._store.go_back(back_to)
-            self._from_step, self._done = back_to, ""
-            with self._lock:
-                self._back_to = None if self._back_to == back_to else self._back_to
-        if (found := self._next()) is None or self._is_shared():
+    def _copy(self, path: Path, digest: str) -> None:
+        """Copy a checkpoint unless it is the newest copy, and remove old copies."""
+        copies = self._store.copies()
+        newest = copies[-1].name if copies else ""
+        if self._expected not in (None, newest):
+            self._stop_sharing(newest)
             return
-        path, digest = found
-        if digest not in {copy.digest for copy in self._store.copies()}:
-            self._own.add(digest)
+        if not copies or copies[-1].digest != digest:
+            self._store.remove_all_but([copy.name for copy in copies])  # parts of failed attempts, which fill the disk
             with _hard_links(path) as links:
                 records = {name: self._folder / name for name in KEPT_RECORDS if (self._folder / name).is_file()}
-                self._store.put(links, step_of(path), records)
-        self._rotate()
+                newest = self._store.put(links, step_of(path), records, self._note_progress)
+        self._expected = newest
+        self._remove_old()
         self._done = digest
 
-    def _is_shared(self) -> bool:
-        """Return whether another run of this name copies to the same place; if so, copying ends."""
-        later = [copy for copy in self._store.copies() if copy.step > self._from_step]
-        others = [copy for copy in later if copy.digest not in self._own]
-        if others:
-            self._has_stopped = True
-            self._problem = f"step {others[-1].step} is there, which this run did not copy"
-            self._notices.put(
-                f"{self._store.url} holds step {others[-1].step} of a run of this name, which this run did not copy: "
-                "another run copies there. This run's checkpoints are not copied any more; give one of them another "
-                "run.name or learner.copy_checkpoints_to"
-            )
-        return bool(others)
+    def _stop_sharing(self, newest: str) -> None:
+        self._is_shared = True
+        self._problem = f"{newest or 'no copy'} is the newest, which this run did not copy"
+        self._notices.put(
+            f"{self._store.url}: {self._problem}: another run of this name copies there. This run's checkpoints are "
+            "not copied any more; give one of them another run.name or learner.copy_checkpoints_to"
+        )
 
-    def _rotate(self) -> None:
+    def _remove_old(self) -> None:
         copies = self._store.copies()
         # By score: the run folder's `best` names a checkpoint of this machine, and another machine's may be better.
         protected: set[int | None] = set()
         if self._best_by is not None:
             best, awaited = find_best_and_unscored({copy.step for copy in copies}, self._folder, self._best_by)
             protected = {best, *awaited}
-        for copy in copies[: -self._keep]:
-            if copy.step not in protected:
-                self._store.remove(copy)
-        self._store.remove_unfinished()
+        oldest = copies[-self._keep :][0].step
+        self._store.remove_all_but([copy.name for copy in copies if copy.step >= oldest or copy.step in protected])
 
     def _note_progress(self) -> None:
         self._progress_at = time.monotonic()
 
-    def _note_problem(self, attempt: tenacity.RetryCallState) -> None:
-        self._problem = str(attempt.outcome.exception() if attempt.outcome else "")
-        now = time.monotonic()
-        if now - self._reported_at > _REPEAT_NEWS_S:
-            self._reported_at = now
-            found = self._next()
-            work = f"copying the checkpoint of step {step_of(found[0])}" if found else "marking the steps left behind"
+    def _note_problem(self, step: int, problem: str) -> None:
+        if not self._problem:
             self._notices.put(
-                f"{self._store.url}: {work} failed ({self._problem}). It is retried while training continues"
+                f"{self._store.url}: copying the checkpoint of step {step} failed ({problem}). It is retried while "
+                "training continues"
             )
+        self._problem = problem
 
     def _note_success(self) -> None:
-        if self._problem and not self._has_stopped:
+        if self._problem and not self._is_shared:
             self._notices.put(f"Checkpoints are copied to {self._store.url} again")
-            self._problem, self._reported_at = "", float("-inf")
+            self._problem = ""
 
 
 @contextmanager

@@ -1,1 +1,0 @@
-"""Copies of checkpoints under a URL, made in the background. Reading order: store, copier."""
