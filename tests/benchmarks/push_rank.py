@@ -3,6 +3,7 @@
 import asyncio
 import os
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -19,9 +20,9 @@ from learner.models.settings import PolicySettings
 from learner.models.weights.pushed import PushedWeights
 from learner.models.world import join_world
 from learner.weights.push import WeightPusher
-from protocol.weights.group import open_store
+from learner.weights.rendezvous import GlooRendezvous
+from protocol.weights.group import BroadcastGroup, open_store
 from protocol.weights.wire import bucket_num_bytes
-from tests.benchmarks.push_plain import pass_on
 from tests.benchmarks.push_server import MeasuredLine, peak_bytes, reset_peak
 
 NUM_RANKS = 2
@@ -149,7 +150,7 @@ class _Pushes:
         seconds = 0.0
         if pusher is not None:
             groups = [self._lines] if self._shares_group else [[line] for line in self._lines]
-            seconds = pusher._run(pass_on(groups, _HOST, self._port, self._sizes, _DEADLINE_S))
+            seconds = pusher._run(_pass_on(groups, _HOST, self._port, self._sizes, _DEADLINE_S))
         dist.barrier()
         return seconds
 
@@ -163,6 +164,30 @@ class _Pushes:
         is_written[0] = False
         sample = LearnerSample(np.array(_PROBE, np.int32), is_written, np.zeros(len(_PROBE), np.float32), 0.0)
         return [float(logprob) for logprob in self._policy.logprobs(make_micro_batch([sample]), temperature=1.0)]
+
+
+async def _pass_on(
+    groups: Sequence[Sequence[MeasuredLine]], host: str, port: int, sizes: Sequence[int], deadline_s: float
+) -> float:
+    """Broadcast so many bytes each time to each group, all groups at once; returns how long that took, in seconds.
+
+    Groups are formed anew over the store at `port`, which is not in the time.
+    """
+    flat = torch.ones(max(sizes), dtype=torch.uint8)
+    met, takings = [], []
+    for group in groups:
+        meeting = GlooRendezvous(host, port, len(group), 1, deadline_s)
+        for place, line in enumerate(group):
+            takings.append(asyncio.create_task(line.take_plainly(meeting.init(place), sizes)))
+        met.append(await asyncio.to_thread(meeting.join))
+
+    def send(group: BroadcastGroup) -> None:
+        for size in sizes:
+            group.broadcast(flat[:size])
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(asyncio.to_thread(send, group) for group in met), *takings)
+    return time.perf_counter() - begun
 
 
 async def _each(calls: Any) -> Sequence[Any]:

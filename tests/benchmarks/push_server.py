@@ -18,7 +18,6 @@ from typing import Any
 
 from protocol.weights.controls import Attempt
 from protocol.weights.group import GlooGroup, reach_store
-from tests.benchmarks.push_load import EndlessRequests
 from tests.chaos.rig.control_line import ControlLine, serve_controls
 from tests.fakes.ports import free_port
 from tests.fakes.waiting import wait_until
@@ -41,13 +40,6 @@ class MeasuredLine(ControlLine):
         """Return by how much the engine's process was larger, at most, than when `reset_peak` was called."""
         return int(await self._call("extra_bytes"))
 
-    async def begin_requests(self, num_requests: int, num_tokens: int) -> None:
-        await self._call("begin_requests", num_requests, num_tokens)
-
-    async def end_requests(self, path: str) -> None:
-        """Stop asking, and write what was answered (`push_load.Answered`) once every request under way has ended."""
-        await self._call("end_requests", path)
-
 
 class MeasuredServer:
     """The server's end."""
@@ -56,7 +48,6 @@ class MeasuredServer:
         self._engine = engine
         self._pid = engine._processes[0].pid
         self._before = 0
-        self._requests: EndlessRequests | None = None
 
     def __getattr__(self, verb: str) -> Any:
         """The weight controls are the engine's own, which does not ask whose call it is."""
@@ -91,13 +82,6 @@ class MeasuredServer:
 
     async def extra_bytes(self) -> int:
         return peak_bytes(self._pid) - self._before
-
-    async def begin_requests(self, num_requests: int, num_tokens: int) -> None:
-        self._requests = EndlessRequests(self._engine, num_requests, num_tokens)
-
-    async def end_requests(self, path: str) -> None:
-        assert self._requests is not None
-        await self._requests.end(Path(path))
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Sluice's learner beside a plain synchronous loop. Reading order: loop, rollouts, sluice_side, comparison, command."""
+"""Sluice's learner beside a plain synchronous loop. Reading order: loop, sluice_side, loop_rank."""

@@ -20,7 +20,6 @@ from protocol.wire.trajectory import Trajectory
 from tests.learner.coordinator.coordinator_script import Script
 from tests.learner.models.forked_world import run_world
 from tests.textbook.answer import Answer
-from tests.textbook.comparison import weights_of
 from tests.textbook.loop import Textbook
 from tests.textbook.sluice_side import SluiceSide
 
@@ -177,6 +176,13 @@ def warm_up(model: Path) -> dict[str, Any]:
         moved = {name for name in after if not torch.equal(before[name], after[name])}
         found.append({role: any(name.startswith(role) for name in moved) for role in ("policy", "critic")})
     return {"moved": found, "metrics": learner.metrics}
+
+
+def weights_of(loop: Textbook) -> dict[str, Tensor]:
+    """Return every trained weight of a plain loop, "ROLE/NAME" -> a copy of it in the CPU's memory."""
+    models = {"policy": loop.policy, "critic": loop.critic}
+    named = ((f"{role}/{n}", w) for role, m in models.items() if m is not None for n, w in m.named_parameters())
+    return {name: weight.detach().to("cpu", copy=True) for name, weight in named if weight.requires_grad}
 
 
 def _is_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:

@@ -14,7 +14,6 @@ from tests.fakes.tiny_models import make_tiny_model
 from tests.fakes.warm_process import run_warm
 from tests.learner.models.small_policy import flat
 from tests.textbook import loop, loop_rank
-from tests.textbook.comparison import compare
 
 pytestmark = [pytest.mark.stack, pytest.mark.ranks]
 
@@ -84,9 +83,12 @@ def test_two_ranks_with_zero_3_have_its_weights_but_for_rounding(found: dict[str
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_packed_trajectories_have_its_weights_but_for_rounding(found: dict[str, Any], name: str) -> None:
     of_each = (found["textbook"][name]["before"], found["textbook"][name]["few"], found["packed"][name])
-    comparison = compare(*map(_without_rounding_alone, of_each), None)
-    assert comparison.holds
-    assert comparison.apart < 1e-3
+    before, plain, packed = map(_without_rounding_alone, of_each)
+    for role in {weight.partition("/")[0] for weight in plain}:
+        start, end, other = (
+            flat({n: w for n, w in weights.items() if n.startswith(role)}) for weights in (before, plain, packed)
+        )
+        assert float((end - other).norm()) < 1e-3 * float((end - start).norm())
 
 
 def _without_rounding_alone(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ After every death what `latest` names must verify; at the end the audit and the 
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from learner import audit
@@ -15,7 +16,6 @@ from learner.checkpoint.manifest import verify
 from learner.disk.run_folder import CHECKPOINTS
 from protocol.node.home import Keys
 from tests.chaos.rig.counting import count_trained
-from tests.chaos.rig.crash_outcome import CrashOutcome
 from tests.chaos.rig.home import rig_home
 from tests.chaos.rig.processes import Pace
 from tests.chaos.rig.run import Rig
@@ -28,6 +28,19 @@ _KILL_AT_STEP = 13
 # Passed only by a start that finds no checkpoint, and by a step that is saved again: the last one, once a run.
 _BEFORE_ANY_CHECKPOINT = ("run_folder.record_set_aside",)
 _SAVED_AGAIN = ("checkpoint.commit.latest_taken_off", "checkpoint.commit.displaced")
+
+
+@dataclass(frozen=True)
+class CrashOutcome:
+    """setting: what SLUICE_FAILPOINT was. problems: what the run did not recover from, none when it is well."""
+
+    setting: str
+    deaths: int
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        verdict = "FAIL" if self.problems else "ok  "
+        return " ".join([verdict, self.setting, f"deaths={self.deaths}", "; ".join(self.problems)]).rstrip()
 
 
 class _Once:

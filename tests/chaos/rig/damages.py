@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.chaos.rig.faulty_pushes import FlippingGroup
+from protocol.weights.group import BroadcastGroup
 from tests.chaos.rig.lying_pair import LyingPair
 from tests.chaos.rig.plain_policy import PlainPolicy
 
@@ -38,6 +38,25 @@ def damaged(pair: LyingPair, name: str) -> Iterator[None]:
         pair.pusher._plan = pair.pusher._weights.plan
     yield
     pair.pusher._weights, pair.pusher._plan = weights, plan
+
+
+class FlippingGroup:
+    """A broadcast group whose first bucket arrives with another byte than was sent."""
+
+    def __init__(self, group: BroadcastGroup) -> None:
+        self.device = group.device
+        self._group = group
+        self._is_first = True
+
+    def broadcast(self, flat: Tensor) -> None:
+        sent = flat.clone()
+        if self._is_first:
+            sent[len(sent) // 2] ^= 1
+            self._is_first = False
+        self._group.broadcast(sent)
+
+    def close(self) -> None:
+        self._group.close()
 
 
 class _Changed(PlainPolicy):

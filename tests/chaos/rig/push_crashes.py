@@ -14,7 +14,7 @@ from learner.checkpoint.folder import LATEST
 from learner.checkpoint.manifest import CorruptCheckpointError, verify
 from learner.disk.run_folder import CHECKPOINTS
 from protocol.failpoints import FAILPOINTS, VARIABLE
-from tests.chaos.rig.crash_outcome import CrashOutcome
+from tests.chaos.rig.crashes import CrashOutcome
 from tests.fakes.http_servers import ScriptedServer, serving
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.user_run import Bring, Left, bring, each_trained_once, score

@@ -2,19 +2,17 @@
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
-
-from torch import Tensor
+from typing import Any
 
 from learner.weights.push import PushReport, WeightPusher
 from tests.chaos.rig.control_line import ControlLine
 from tests.chaos.rig.memory_engine import weights_of
 from tests.chaos.rig.server_nursery import Fault, Nursery, Place
-from tests.chaos.rig.token_watch import TokenWatch
 from tests.chaos.rig.two_hosts import TwoHosts
 from tests.fakes.planned_weights import planned
 from tests.fakes.ports import free_port
@@ -24,6 +22,9 @@ NUM_TENSORS, NUM_FLOATS = 8, 1 << 13  # eight buckets of 32 KiB
 FAR = "server-3"
 NAMES = ("server-0", "server-1", "server-2", FAR)
 _PUSH_EVERY_S = 0.1
+_NUM_TOKENS = 10
+_ANSWER_LIMIT_S = 3.0
+_AGAIN_S = 0.05
 _BACK_LIMIT_S = 60.0
 _STRIKE_LIMIT_S = 60.0
 _UP_LIMIT_S = 60.0
@@ -41,14 +42,54 @@ class Seen:
     back_s: list[float] = field(default_factory=list)  # from the end of a fault to the victim's weights
 
 
-class Keeper(Protocol):
-    """Who starts servers, lets stopped ones go on, and ends them all."""
+class TokenWatch:
+    """Reads servers' tokens in a thread of its own, from now until `close`.
 
-    def start(self, name: str, fault: Fault | None = None) -> None: ...
+    num_wrong: tokens whose weights are not of the version on them. newest: each server's newest version on a token.
+    """
 
-    def go_on(self, name: str) -> None: ...
+    def __init__(self, where: Mapping[str, tuple[str, int]]) -> None:
+        self.num_tokens = self.num_wrong = 0
+        self.newest: dict[str, int] = dict.fromkeys(where, -1)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="token-watch", daemon=True)
+        self._thread.start()
+        self._tasks = [
+            asyncio.run_coroutine_threadsafe(self._ask_for_ever(name, *address), self._loop)
+            for name, address in where.items()
+        ]
 
-    def close(self) -> None: ...
+    def seconds_until(self, version: int, names: set[str], limit_s: float) -> float:
+        """Return after how many seconds each of these servers has written a token of this version; inf: too late."""
+        begun = time.monotonic()
+        while any(self.newest[name] < version for name in names):
+            if time.monotonic() - begun > limit_s:
+                return float("inf")
+            time.sleep(0.01)
+        return time.monotonic() - begun
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _take(self, name: str, tokens: list[Any]) -> None:
+        self.num_tokens += len(tokens)
+        self.num_wrong += sum(value != version for version, value in tokens)
+        self.newest[name] = tokens[-1][0]
+
+    async def _ask_for_ever(self, name: str, host: str, port: int) -> None:
+        line = ControlLine(name, host, port)
+        while True:
+            try:
+                async with asyncio.timeout(_ANSWER_LIMIT_S):
+                    tokens = await line.call("answer", _NUM_TOKENS)
+            except (OSError, RuntimeError):  # it is gone, out of reach, or serves nothing
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            self._take(name, tokens)
 
 
 class PushedFleet:
@@ -61,7 +102,6 @@ class PushedFleet:
         """This process must have one thread: the servers' processes are forked from a fork of it."""
         self.seen = Seen()
         self.version = 0
-        self.names: tuple[str, ...] = NAMES
         self._folder = folder
         self._hosts = hosts
         address = hosts.near_address if hosts is not None else "127.0.0.1"
@@ -70,7 +110,7 @@ class PushedFleet:
             hosts.enter(hosts.near)
             places[FAR] = Place(hosts.far_address, free_port(), lambda: hosts.enter(hosts.far))
         where = {name: (place.host, place.port) for name, place in places.items()}
-        self._nursery: Keeper = Nursery(places, seed)
+        self._nursery = Nursery(places, seed)
         for name in NAMES:
             self._nursery.start(name)
         self._lines = {name: ControlLine(name, *where[name]) for name in NAMES}
@@ -92,7 +132,7 @@ class PushedFleet:
         self._arm(victim, fault)
         self.version += 1
         report = self._push()
-        others = set(self.names) - {victim}
+        others = set(NAMES) - {victim}
         self._note_others(report, others)
         begun = time.monotonic()
         while not Path(fault.struck).exists() and time.monotonic() - begun < _STRIKE_LIMIT_S:
@@ -109,17 +149,14 @@ class PushedFleet:
         self._nursery.close()
 
     def _push(self) -> PushReport:
-        report = self._pusher.push(self.version, *planned(*self._planned_weights()))
+        weights = weights_of(self.version, NUM_TENSORS, NUM_FLOATS)
+        report = self._pusher.push(self.version, *planned(weights, 4 * NUM_FLOATS))
         begun = time.monotonic()
         faults = self._pusher.verify(self.version)
         self.seen.pushes += 1
         self.seen.longest_push_s = max(self.seen.longest_push_s, report.push_s + time.monotonic() - begun)
         served = tuple(name for name in report.synced if name not in faults)
         return replace(report, synced=served, failed=report.failed | faults)
-
-    def _planned_weights(self) -> tuple[list[tuple[str, Tensor]], int]:
-        """Return the version's weights, and the bytes of a bucket."""
-        return weights_of(self.version, NUM_TENSORS, NUM_FLOATS), 4 * NUM_FLOATS
 
     def _note_others(self, report: PushReport, others: set[str]) -> None:
         """Have the others take the version, as the coordinator has it pushed again when nobody holds it, and write."""

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -40,7 +40,6 @@ class Fault:
     delay_s: float = 0.0  # of a slowed server
     cut: tuple[str, ...] = ()  # the command that cuts a server's link
     struck: str = ""  # path of the file
-    of: str = "server"  # which process of it is killed or stopped
 
 
 @dataclass(frozen=True)
@@ -85,24 +84,16 @@ class Nursery:
 class DisturbedServer:
     """A rollout server's verbs, one of which a fault strikes; and `answer`, which asks it for tokens."""
 
-    def __init__(
-        self,
-        server: RolloutServer,
-        write: Callable[[int], Awaitable[Any]],
-        fault: Fault | None,
-        pids: Mapping[str, int] | None = None,
-    ) -> None:
-        """write: returns so many tokens of the server's. pids: of its processes; None: this one is all of it."""
+    def __init__(self, server: RolloutServer, engine: MemoryEngine, fault: Fault | None) -> None:
         self._server = server
-        self._write = write
+        self._engine = engine
         self._fault = fault
-        self._pids = pids or {"server": os.getpid()}
 
     async def arm(self, fault: dict[str, Any]) -> None:
         self._fault = Fault(**{**fault, "cut": tuple(fault["cut"])})
 
     async def answer(self, num_tokens: int) -> Any:
-        return await self._write(num_tokens)
+        return await self._engine.write(num_tokens)
 
     def __getattr__(self, verb: str) -> Any:
         async def obey(*arguments: Any) -> Any:
@@ -124,9 +115,9 @@ class DisturbedServer:
         Path(fault.struck).touch()
         match fault.kind:
             case "killed":
-                os.kill(self._pids[fault.of], signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)
             case "stopped":
-                os.kill(self._pids[fault.of], signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGSTOP)
             case "cut":
                 subprocess.run(fault.cut, check=True)
             case "slowed" if may_block:
@@ -178,7 +169,7 @@ async def _serve(name: str, place: Place, seed: int, fault: Fault | None) -> Non
 
     server = RolloutServer(name, ENGINE, start_engine)
     await server.start()
-    disturbed = DisturbedServer(server, engine.write, fault)
+    disturbed = DisturbedServer(server, engine, fault)
     engine.on_bucket = lambda: disturbed.meet("bucket")
     await serve_controls(disturbed, place.host, place.port)
     await asyncio.Event().wait()

@@ -27,10 +27,9 @@ import psutil
 
 from deploy.node.home import this_home
 from learner import audit
-from tests.chaos.rig.given_up import num_given_up
 from tests.chaos.rig.verdict import conclude, options
 from tests.chaos.soak.disk import filled, own_disk
-from tests.chaos.soak.findings import Findings
+from tests.chaos.soak.findings import Findings, num_given_up
 from tests.chaos.soak.memory_growth import MemoryGrowth, say_growth
 from tests.chaos.soak.nemesis import Nemesis
 from tests.chaos.soak.processes import OURS, RAY, processes

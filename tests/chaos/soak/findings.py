@@ -1,7 +1,12 @@
 """What a soak was seen to do, and whether that is good enough."""
 
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
+
+from learner.disk.run_folder import LEDGER
 
 MAX_GROWTH = 0.05
 MAX_LOST_SCORE = 0.1
@@ -45,3 +50,10 @@ class Findings:
         if self.score is None or self.calm_score is None:
             return False
         return self.score < self.calm_score - MAX_LOST_SCORE
+
+
+def num_given_up(run: Path) -> int:
+    """Return how many prompts the ledger in a run's folder has as skipped; the run may still go on."""
+    with closing(sqlite3.connect(f"file:{run / LEDGER}?mode=ro", uri=True)) as ledger:
+        (number,) = ledger.execute("SELECT count(*) FROM prompts WHERE state = 'skipped'").fetchone()
+    return int(number)

@@ -27,10 +27,9 @@ from pathlib import Path
 
 import psutil
 
-from tests.chaos.rig.given_up import num_given_up
 from tests.chaos.rig.verdict import conclude
 from tests.chaos.soak.disk import filled
-from tests.chaos.soak.findings import Findings
+from tests.chaos.soak.findings import Findings, num_given_up
 from tests.chaos.soak.memory_growth import MemoryGrowth, say_growth
 from tests.chaos.soak.nemesis import Find, Lasting, Nemesis
 from tests.chaos.soak.processes import COMMANDS, OURS, RAYS, processes_of_hosts

@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 from tests.chaos.soak.nemesis import Lasting, Nemesis
-from tests.chaos.soak.processes import processes_of_hosts
 from tests.fakes.waiting import wait_until
 
 
@@ -49,22 +48,6 @@ def test_stopped_process_goes_on_when_the_fault_ends(sleeper: psutil.Process) ->
     wait_until(lambda: not is_stopped(sleeper))
 
 
-def test_what_a_stopped_process_was_begun_by_goes_on_too() -> None:
-    shell = psutil.Popen(["bash", "-c", f"{sys.executable} -c 'import time; time.sleep(600)' & kill -STOP $$; wait"])
-    try:
-        wait_until(lambda: is_stopped(shell) and bool(shell.children()))
-        (child,) = shell.children()
-        nemesis = Nemesis(lambda: {"command": [child]}, ["stop command"], {}, random.Random(1), (0.0, 0.0))
-        assert nemesis.poll(0.0) == "stop command"
-        wait_until(lambda: is_stopped(child))
-        nemesis.rest()
-        wait_until(lambda: not is_stopped(child) and not is_stopped(shell))
-    finally:
-        for process in (*shell.children(), shell):
-            process.kill()
-        shell.wait()
-
-
 def test_what_there_is_none_of_is_passed_over(sleeper: psutil.Process) -> None:
     nemesis = Nemesis(
         lambda: {"rank": [sleeper]}, ["stop rank", "kill fleet", "stop keeper"], {}, random.Random(1), (0.0, 0.0)
@@ -73,25 +56,3 @@ def test_what_there_is_none_of_is_passed_over(sleeper: psutil.Process) -> None:
     nemesis.rest()
     assert set(nemesis.begun) == {"stop rank"}
     assert nemesis.unmet == ["kill fleet", "stop keeper"]
-
-
-def test_processes_of_a_host_are_found_whoever_began_them(sleeper: psutil.Process) -> None:
-    named = subprocess.Popen(
-        ["python -m retriever.serve --port 1", "-c", "import time; time.sleep(600)"], executable=sys.executable
-    )
-    try:
-        # Not its descendants: of the same numbering as this process.
-        wait_until(lambda: named.pid in [each.pid for each in processes_of_hosts([sleeper]).get("retriever", [])])
-    finally:
-        named.kill()
-        named.wait()
-
-
-def test_shell_that_repeats_a_command_is_not_the_command(sleeper: psutil.Process) -> None:
-    shell = subprocess.Popen(["bash", "-c", "sleep 600; :", "python -m rewards.serve --port 1"])
-    try:
-        wait_until(lambda: "rewards.serve" in " ".join(psutil.Process(shell.pid).cmdline()))
-        assert shell.pid not in [each.pid for each in processes_of_hosts([sleeper]).get("reward", [])]
-    finally:
-        shell.kill()
-        shell.wait()

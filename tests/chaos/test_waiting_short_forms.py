@@ -1,4 +1,4 @@
-"""Cut links and waits for who does not answer, in the short form of their commands, side by side: all mostly wait."""
+"""Short forms that mostly wait, in parallel: cut links, and servers that do not answer."""
 
 import re
 import subprocess
