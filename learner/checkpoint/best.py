@@ -3,7 +3,7 @@
 An evaluation ends after the checkpoint of its step was saved. The checkpoint is kept until its score is known.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,18 +38,14 @@ def keep_best(root: Path, run: Path, by: BestBy) -> set[int]:
     equal scores is the best. Scores of earlier reward endpoints do not count. Raises: OSError.
     """
     numbers = [path.name.removeprefix(_STEP) for path in root.glob(f"{_STEP}*")]
-    best, unscored = find_best_and_unscored({int(number) for number in numbers if number.isdecimal()}, run, by)
+    steps = {int(number) for number in numbers if number.isdecimal()}
+    scores, evaluated = _read_scores(run, by.metric)
+    unscored = {step for step in steps if step > evaluated and step % by.every_steps == 0}
+    best = find_best({step: score for step, score in scores.items() if step in steps}, by.is_highest)
     if best is None:
         return unscored
     _point(root, f"{_STEP}{best:06d}")
     return unscored | {best}
-
-
-def find_best_and_unscored(steps: Collection[int], run: Path, by: BestBy) -> tuple[int | None, set[int]]:
-    """Return (best of these steps or None, steps of these without a score). run: as `keep_best` takes it."""
-    scores, evaluated = _read_scores(run, by.metric)
-    unscored = {step for step in steps if step > evaluated and step % by.every_steps == 0}
-    return find_best({step: score for step, score in scores.items() if step in steps}, by.is_highest), unscored
 
 
 def find_best(scores: Mapping[int, float], is_highest: bool) -> int | None:

