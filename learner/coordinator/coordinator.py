@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from learner.coordinator.accounts import Accounts, Mailbox, Tally
+from learner.coordinator.accounts import Accounts, Mailbox
 from learner.coordinator.groups.curriculum import Curriculum
 from learner.coordinator.groups.eval_scores import HeldOutSet
 from learner.coordinator.groups.evaluations import Evaluations, EvaluationSchedule
@@ -87,9 +87,8 @@ class Coordinator:
         ledger.begin_terms(last_step + 1, terms_of(settings))
         self._notices = _begin_rewards(ledger, settings, last_step + 1, self.incarnation)
         self._record = record
-        self._mailbox = Mailbox(run_id, self.incarnation)
-        self._ledger, self._tally = ledger, Tally()
-        accounts = Accounts(ledger, self._mailbox, self._tally)
+        accounts = Accounts(ledger, Mailbox(run_id, self.incarnation))
+        self._ledger, self._mailbox, self._counts = ledger, accounts.mailbox, accounts.counts
         self._window = window = StalenessWindow(settings.learner.groups_per_step, settings.learner.max_staleness)
         self._servers = Servers()
         source = PromptSource(train, settings, ledger, last_step)
@@ -122,8 +121,8 @@ class Coordinator:
 
     @property
     def counts(self) -> Counter[str]:
-        """The numbers of events in this start of the run, by the names of a status."""
-        return self._tally.counts()
+        """The numbers of events in this start of the run, above zero, by the names of `Accounts.counts`."""
+        return +self._counts
 
     # -- in and out ---------------------------------------------------------------------------------------------------
 
@@ -152,7 +151,7 @@ class Coordinator:
         sample: the sample that the frame is a result of, if it says so. Without its name in the answer, the server
         would send the result again, for ever.
         """
-        self._tally.refused[error.reason] += 1
+        self._counts[f"refused:{error.reason}"] += 1
         if sample is not None and (sample.run_id, sample.incarnation) == (self.run_id, self.incarnation):
             self._leases.refuse(peer, sample, error)
         else:
@@ -160,7 +159,7 @@ class Coordinator:
 
     def on_undeliverable(self, peer: str, message: m.Message, now: float) -> None:
         """Take back the lease that found no connection, and everything of a server that has had none for 4 s."""
-        self._tally.undeliverable += 1
+        self._counts["undeliverable"] += 1
         if isinstance(message, m.Lease):
             self._recall.undo_lease(message.group, peer)
         if self._servers.note_unreachable(peer, now):
@@ -216,8 +215,6 @@ class Coordinator:
             window_used=len(self._groups.training),
             window_size=self._window.size,
             ready=self._groups.num_ready,
-            skipped=self._tally.skipped,
-            retried=self._tally.retried,
             detail=self._steps.detail,
             evaluation=self._evaluations.status(),
             servers=self._servers.status(),
@@ -229,7 +226,7 @@ class Coordinator:
     # -- messages of peers --------------------------------------------------------------------------------------------
 
     def _refuse_stranger(self, peer: str, message: m.Message) -> None:
-        self._tally.refused["incarnation"] += 1
+        self._counts["refused:incarnation"] += 1
         detail = (
             f"this is run {self.run_id}, start {self.incarnation}; "
             f"your message is of run {message.run_id}, start {message.incarnation}"
@@ -300,7 +297,7 @@ def _attach_features(settings: Settings, source: PromptSource, groups: OpenGroup
     """Attach the optional features that only listen: each is one file, and one line here."""
     groups.on_wasted.append(accounts.ledger.add_waste)
     if settings.filter.dynamic_sampling:
-        ScoreFilter(settings, groups, accounts.tally).attach()
+        ScoreFilter(settings, groups, accounts).attach()
     if settings.data.curriculum.is_on:
         Curriculum(settings, accounts.ledger).attach(source, groups)
 

@@ -69,7 +69,7 @@ class Leases:
         self._overdue = overdue
         self._ledger = accounts.ledger
         self._mailbox = accounts.mailbox
-        self._tally = accounts.tally
+        self._counts = accounts.counts
         self._seed = seed
         self._vocab_size = vocab_size
         self._kept_turns = kept_turns
@@ -100,7 +100,7 @@ class Leases:
         resumed = [] if self._kept_turns is None else self._kept_turns.resume(group, version)
         stamp = LeaseStamp(self._mailbox.run_id, self._mailbox.incarnation, self._seed, self._num_leases)
         lease = self._groups.lease(group, server, version, now, stamp, [turns.part for turns in resumed])
-        self._tally.resumed += len(resumed)
+        self._counts["resumed"] += len(resumed)
         self._mailbox.send(server, lease, joined_buffers(resumed))
 
     def _next_elsewhere(self, group: Group, versions: range, now: float) -> str | None:
@@ -155,12 +155,12 @@ class Leases:
 
     def _ignore(self, server: str, facts: TrajectoryFacts, outcome: m.Outcome, why: str) -> None:
         """Have a server drop a trajectory that is not needed."""
-        self._tally.unused[why] += 1
+        self._counts[f"unused:{why}"] += 1
         self._groups.waste_trajectory(facts, why)
         self._mailbox.acknowledge(server, facts.group, facts.sample_index, outcome)
 
     def _reject(self, group: Group, facts: TrajectoryFacts, server: str, error: FrameError) -> None:
-        self._tally.rejected[error.reason] += 1
+        self._counts[f"rejected:{error.reason}"] += 1
         self._groups.waste_trajectory(facts, "rejected")
         self._mailbox.acknowledge(server, facts.group, facts.sample_index, "rejected", str(error))
         self._fail_one(group, facts.sample_index, facts.attempt, server, "trajectory", f"refused: {error}")
@@ -176,7 +176,7 @@ class Leases:
         self._mailbox.acknowledge(server, message.group, message.sample_index, "returned")
         group, index = self._groups.find(message.group), message.sample_index
         if group is not None and group.is_leased(index, server, message.attempt):
-            self._tally.failed[message.boundary] += 1
+            self._counts[f"failed:{message.boundary}"] += 1
         tokens, detail = message.num_model_tokens, message.detail
         self._fail_one(group, index, message.attempt, server, message.boundary, detail, tokens)
 
@@ -205,7 +205,7 @@ class LeaseRecall:
         self._leases = leases
         self._servers = servers
         self._overdue = overdue
-        self._tally = accounts.tally
+        self._counts = accounts.counts
         # Samples of servers without a connection: server -> group -> sample -> attempt.
         self._out_of_reach: dict[str, dict[str, dict[int, int]]] = {}
 
@@ -257,7 +257,7 @@ class LeaseRecall:
         """Release the samples of a lease that did not reach its server."""
         group = self._groups.find(name)
         if group is not None and group.take_back_from(server):
-            self._tally.lost_leases += 1
+            self._counts["lost_leases"] += 1
             self._groups.release(group, f"{server} never got its lease")
 
     def expire(self, versions: range, now: float) -> None:
@@ -289,7 +289,7 @@ class LeaseRecall:
         group.is_leased_twice = True
         for holder in holders:
             group.take_back_from(holder)
-        self._tally.leased_twice += 1
+        self._counts["leased_twice"] += 1
         self._leases.lease(group, server, now)
 
 

@@ -112,5 +112,4 @@ def _status_of(heartbeat: m.Heartbeat | None) -> ServerStatus | None:
         running=heartbeat.num_running,
         waiting=heartbeat.num_waiting,
         generated_tokens=heartbeat.generated_tokens,
-        failures=heartbeat.failures,
     )

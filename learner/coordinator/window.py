@@ -27,21 +27,12 @@ class Choice:
 
 
 class StalenessWindow:
-    """Example: four groups may be outstanding.
-
-    >>> window = StalenessWindow(groups_per_step=2, max_staleness=1)
-    >>> window.num_free(num_outstanding=3)
-    1
-    """
+    """Example: with two groups per step and staleness 1, four groups may be open (`size`)."""
 
     def __init__(self, groups_per_step: int, max_staleness: int) -> None:
         self.groups_per_step = groups_per_step
         self.max_staleness = max_staleness
         self.size = (max_staleness + 1) * groups_per_step
-
-    def num_free(self, num_outstanding: int) -> int:
-        """Return the number of groups that may be opened."""
-        return max(0, self.size - num_outstanding)
 
     def is_too_old(self, oldest_version: int, policy_version: int) -> bool:
         """Return whether a group is too old for weights of this version."""

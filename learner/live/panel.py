@@ -156,8 +156,9 @@ def _facts(state: PanelState, status: RunStatus) -> Iterator[tuple[str, Renderab
         if shown := [shape.format(line[key]) for key, shape in shapes if key in line]:
             yield label, ", ".join(shown)
     yield "window", f"{status.window_used}/{status.window_size} groups, {status.ready} ready"
-    filtered = f", {status.counts['filtered']} filtered" if "filtered" in status.counts else ""
-    yield "prompts", f"{status.retried} retried, {status.skipped} skipped{filtered}"
+    events = [f"{status.counts.get(name, 0)} {name}" for name in ("retried", "skipped")]
+    events += [f"{status.counts['filtered']} filtered"] if "filtered" in status.counts else []
+    yield "prompts", ", ".join(events)
     troubles = [f"{one_line(key)} {count}" for key, count in sorted(status.counts.items()) if key.startswith(_TROUBLES)]
     if troubles:
         yield "troubles", Text(", ".join(troubles), style="yellow")

@@ -12,7 +12,6 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     running: int  # requests inside its engine
     waiting: int  # samples in the environment, or being scored
     generated_tokens: int  # tokens since its attachment
-    failures: Mapping[str, int]  # failures by boundary
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,11 +22,9 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     window_used: int  # groups leased, ready or assigned
     window_size: int  # limit of these
     ready: int  # groups waiting for a step
-    skipped: int  # skipped prompts
-    retried: int  # repeated leases
     detail: str  # description of the next step's wait
     evaluation: str | None  # finished prompts of the evaluation, as 3/8; None: none runs
     servers: Mapping[str, ServerStatus | None]  # status by name; None before the first heartbeat
     give_up_reason: str | None = None  # reason of a settings rule to end the run, if any
-    counts: Mapping[str, int]  # refusals, rejections, drops and failures by reason
+    counts: Mapping[str, int]  # events since this start, by the names of the coordinator's `Accounts.counts`
     notices: tuple[str, ...] = ()  # sentences for the operator since this start

@@ -17,17 +17,7 @@ from protocol.errors import SettingsError
 from protocol.settings.loader import describe_settings, load_saved_settings
 from protocol.settings.settings import Settings
 
-NUM_SKIPPED = 50
 _NUM_REASONS = 20
-
-
-@dataclass(frozen=True)
-class SkippedPrompt:
-    """A prompt that no step trained."""
-
-    uid: str  # uid of its row
-    reason: str  # empty when the ledger has none
-    step: int | None  # step that was not applied; None: the prompt itself was skipped
 
 
 @dataclass(frozen=True)
@@ -40,7 +30,6 @@ class LedgerFacts:
     lengths: dict[int, int]  # model tokens -> trained trajectories
     finishes: dict[str, int]  # finish -> trained trajectories, most first
     reasons: list[tuple[str, int]]  # (reason, skipped prompts), most first, at most 20
-    skipped: list[SkippedPrompt]  # the first NUM_SKIPPED
     events: dict[str, int]  # kind -> events, most first
 
 
@@ -120,11 +109,6 @@ def _read_ledger(path: Path, notes: list[str]) -> LedgerFacts | None:
 def _query(db: sqlite3.Connection) -> LedgerFacts:
     trained = "FROM trajectories WHERE kind = 'train' AND step IS NOT NULL"
     starts = db.execute("SELECT value FROM meta WHERE key = 'incarnation'").fetchone()
-    skipped = db.execute(
-        "SELECT uid, COALESCE(reason, ''), step FROM prompts WHERE state = 'skipped' "
-        "AND COALESCE(reason, '') NOT LIKE ? ORDER BY changed_at, position LIMIT ?",
-        (f"{FILTERED}%", NUM_SKIPPED),
-    )
     return LedgerFacts(
         num_starts=int(starts[0]) if starts else 0,
         states=dict(
@@ -142,6 +126,5 @@ def _query(db: sqlite3.Connection) -> LedgerFacts:
             "AND COALESCE(reason, '') NOT LIKE ? GROUP BY 1 ORDER BY 2 DESC LIMIT ?",
             (f"{FILTERED}%", _NUM_REASONS),
         ).fetchall(),
-        skipped=[SkippedPrompt(*row) for row in skipped],
         events=dict(db.execute("SELECT kind, COUNT(*) FROM events GROUP BY kind ORDER BY 2 DESC")),
     )

@@ -69,7 +69,7 @@ class KeptTurns:
         self._groups = groups
         self._window = window
         self._mailbox = accounts.mailbox
-        self._tally = accounts.tally
+        self._counts = accounts.counts
         self._max_tokens = max_tokens
         self._vocab_size = vocab_size
         groups.on_failed.append(self._on_failed)
@@ -92,7 +92,7 @@ class KeptTurns:
         try:
             arrays = split_buffers(message.parts, buffers, "$.parts")
         except FrameError as error:
-            self._tally.refused[error.reason] += 1
+            self._counts[f"refused:{error.reason}"] += 1
             self._mailbox.refuse(server, str(error), error.reason)
             return
         self._mailbox.confirm_turns(
@@ -107,7 +107,7 @@ class KeptTurns:
                 num_tokens = self._keep(group, part, buffers, versions)
             except FrameError as error:
                 is_yours = False
-                self._tally.rejected[error.reason] += 1
+                self._counts[f"rejected:{error.reason}"] += 1
                 if group.is_leased(index, server, part.attempt):
                     self._groups.fail(group, {index: part.attempt}, server, "trajectory", f"refused: {error}")
         return m.KeptSample(part.group, index, part.attempt, num_tokens, is_yours)

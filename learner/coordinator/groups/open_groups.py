@@ -46,7 +46,7 @@ class OpenGroups:
         self._window = window
         self._ledger = accounts.ledger
         self._mailbox = accounts.mailbox
-        self._tally = accounts.tally
+        self._counts = accounts.counts
         # Unfinished groups of an earlier start get their slots at once: servers may still hold their samples.
         self.training: dict[str, Group] = {group.name: group for group in source.recall(window.size)}
         self.evaluating: dict[str, Group] = {}
@@ -170,7 +170,7 @@ class OpenGroups:
             self._ledger.add_failure(group.name, index, attempt, server, boundary, detail)
             is_missing = group.fail(index, server, boundary, detail) or is_missing
         if (why := group.dead_letter) is not None:
-            self._tally.skipped += 1
+            self._counts["skipped"] += 1
             self._skip(group, why, "failed")
             if group.kind == "train":
                 self._note_dead_letter(group, why)
@@ -179,7 +179,7 @@ class OpenGroups:
 
     def release(self, group: Group, reason: str) -> None:
         """Queue the group's missing samples for another lease; its finished ones are kept."""
-        self._tally.retried += 1
+        self._counts["retried"] += 1
         group.is_leased_twice = False
         queue = self._to_lease[group.kind]
         if group not in queue:
@@ -192,7 +192,7 @@ class OpenGroups:
         for group in list(self.training.values()):
             if group.oldest_version >= limit or not group.is_begun:
                 continue
-            self._tally.stale += 1
+            self._counts["dropped:stale"] += 1
             self._discard(group, "stale")
             group.restart(self._mailbox.incarnation)
             self._ledger.delete_trajectories(group.name)
@@ -227,7 +227,7 @@ class OpenGroups:
 
     def skip_step(self, groups: Sequence[Group], step: int, detail: str) -> None:
         """Record that the step of these groups was not applied: their prompts are skipped with it."""
-        self._tally.skipped += len(groups)
+        self._counts["skipped"] += len(groups)
         self._set_state(groups, GroupState.SKIPPED, step, f"{NOT_APPLIED}{detail}")
         self._ledger.add_event("not_applied", f"step {step}: {detail}")
         self._close(groups, None)

@@ -7,7 +7,7 @@ Source: DAPO, arXiv:2503.14476, section 3.2.
 from collections import Counter
 from typing import Literal
 
-from learner.coordinator.accounts import Tally
+from learner.coordinator.accounts import Accounts
 from learner.coordinator.groups.group import Group
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.data.filtered import FILTERED, KEPT, mean_score
@@ -21,11 +21,11 @@ _ENVIRONMENT = "environment"
 class ScoreFilter:
     """Counts the groups that were filtered since the last step took its groups."""
 
-    def __init__(self, settings: Settings, groups: OpenGroups, tally: Tally) -> None:
+    def __init__(self, settings: Settings, groups: OpenGroups, accounts: Accounts) -> None:
         self._settings = settings.filter
         self._limit = settings.filter.max_replaced * settings.learner.groups_per_step
         self._groups = groups
-        self._tally = tally
+        self._events = accounts.counts
         self._counts: Counter[Literal["low", "high"]] = Counter()
 
     def attach(self) -> None:
@@ -51,7 +51,7 @@ class ScoreFilter:
                 return None
             self._groups.give_up_reason = self._groups.give_up_reason or self._limit_reason()
         self._counts["low" if mean <= settings.low else "high"] += 1
-        self._tally.filtered += 1
+        self._events["filtered"] += 1
         return f"{FILTERED}{why}"
 
     def take_counts(self) -> dict[str, float]:

@@ -50,7 +50,7 @@ class CurrentStep:
         self._lines = lines
         self._ledger = accounts.ledger
         self._mailbox = accounts.mailbox
-        self._tally = accounts.tally
+        self._counts = accounts.counts
         self._health = HealthWatch(settings.health)
         self._waiting: dict[int, tuple[str, m.NextBatch, float]] = {}
         self._lacking_since: float | None = None
@@ -178,6 +178,6 @@ class CurrentStep:
             **message.metrics,
             **self._groups.step_counts,
             "window_used": len(self._groups.training) + len(batch.groups),
-            "skipped": self._tally.skipped,
-            "retried": self._tally.retried,
+            "skipped": self._counts["skipped"],
+            "retried": self._counts["retried"],
         }

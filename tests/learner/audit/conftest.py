@@ -1,4 +1,7 @@
-"""A run whose accounts hold, made once: a test that breaks it copies it."""
+"""A run whose accounts hold, made once, and a copy of it for a test that breaks it."""
+
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +11,10 @@ from tests.learner.audit.broken_run import Good
 
 @pytest.fixture(scope="session")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Good:
-    folder = tmp_path_factory.mktemp("rules") / "run1"
-    groups = make_run(folder)
-    return folder, groups
+    folder = tmp_path_factory.mktemp("audit") / "run1"
+    return folder, make_run(folder)
+
+
+@pytest.fixture
+def run(good: Good, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))

@@ -14,24 +14,13 @@ from learner.audit import main
 from learner.audit.report import audit_run_folder
 from learner.checkpoint.folder import rotate
 from learner.ledger.ledger import Ledger
-from tests.learner.audit.audited_run import RunWriter, make_run, run_settings
+from tests.learner.audit.audited_run import RunWriter, run_settings
+from tests.learner.audit.broken_run import Good
 
 VERDICT = (
     "The accounts of run1 hold: in 4 steps 6 prompts were trained exactly once, 3 skipped with a reason, 2 are under "
     "way, 9 are to come. Checkpoints that verify: step_000002, step_000004."
 )
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("audit") / "run1"
-    make_run(folder)
-    return folder
-
-
-@pytest.fixture
-def run(good: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(good, tmp_path / "run1", symlinks=True))
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -183,17 +172,15 @@ def test_audit_holds_for_a_run_that_has_not_begun(run: Path, capsys: pytest.Capt
     )
 
 
-def test_audit_takes_prompts_from_where_they_lie_now(
-    run: Path, tmp_path: Path, good: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_audit_takes_prompts_from_where_they_lie_now(run: Path, good: Good, capsys: pytest.CaptureFixture[str]) -> None:
     settings = run / "settings.yaml"
-    settings.write_text(settings.read_text().replace(str(good.parent), "/gone"), encoding="utf-8")
+    settings.write_text(settings.read_text().replace(str(good[0].parent), "/gone"), encoding="utf-8")
     assert main([str(run)]) == 2
     assert capsys.readouterr().err == (
         "data: /gone/prompts.jsonl does not exist. Give a JSONL or Parquet file as data.train or data.eval. The audit "
         "compares the ledger with the prompts that the run was given: name the file with --data.\n"
     )
-    assert main([str(run), "--data", str(good.parent / "prompts.jsonl")]) == 0
+    assert main([str(run), "--data", str(good[0].parent / "prompts.jsonl")]) == 0
 
 
 @pytest.mark.parametrize(
@@ -210,15 +197,6 @@ def test_audit_exits_2_for_a_folder_that_is_no_run(
     shutil.rmtree(run) if not missing else (run / missing).unlink()
     assert main([str(run)]) == 2
     assert capsys.readouterr().err == sentence.format(run=run)
-
-
-def test_audit_exits_2_without_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main([])
-    assert caught.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        "python -m learner.audit: error: the following arguments are required: RUN_DIR"
-    )
 
 
 def test_audit_says_when_the_ledger_is_no_database(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

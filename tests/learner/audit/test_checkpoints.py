@@ -1,7 +1,6 @@
 """The audit's rules on checkpoints: whole, of the surviving lineage, and of one mind with the run's ledger."""
 
 import shutil
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -11,27 +10,9 @@ from learner.audit.report import audit_run_folder
 from learner.checkpoint.manifest import Checkpoint
 from learner.ledger.ledger import Ledger
 from tests.fakes.checkpoints import commit
-from tests.learner.audit.audited_run import make_run
+from tests.learner.audit.broken_run import Good, break_ledger
 
 STEP_4 = "checkpoints/step_000004"
-Good = tuple[Path, list[str]]
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Good:
-    folder = tmp_path_factory.mktemp("checkpoints") / "run1"
-    return folder, make_run(folder)
-
-
-@pytest.fixture
-def run(good: Good, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
-
-
-def change(path: Path, statement: str) -> None:
-    with closing(sqlite3.connect(path)) as db:
-        db.execute(statement)
-        db.commit()
 
 
 def seal(path: Path, step: int, policy_version: int) -> None:
@@ -46,7 +27,7 @@ def lines_of(folder: Path) -> list[str]:
 
 
 def test_audit_names_a_checkpoint_file_that_was_changed(run: Path) -> None:
-    change(run / STEP_4 / "ledger.sqlite", "UPDATE prompts SET attempt = 2")
+    break_ledger(run / STEP_4 / "ledger.sqlite", [], "UPDATE prompts SET attempt = 2")
     (line,) = lines_of(run)
     assert line.startswith(f"{STEP_4}: {STEP_4}/ledger.sqlite differs from the manifest: ")
 
@@ -81,13 +62,13 @@ def test_audit_names_trajectories_that_differ_between_checkpoint_and_ledger(
     run: Path, good: Good, statement: str
 ) -> None:
     group = good[1][7]
-    change(run / "ledger.sqlite", statement.format(group))
+    break_ledger(run / "ledger.sqlite", [], statement.format(group))
     line = f"{STEP_4}/ledger.sqlite, group {group}, step 4: is not in the run's ledger as it is in this copy"
     assert line in lines_of(run)
 
 
 def test_audit_names_a_skipped_prompt_that_the_ledger_tells_otherwise(run: Path, good: Good) -> None:
-    change(run / "ledger.sqlite", "UPDATE prompts SET reason = 'another' WHERE position = 4")
+    break_ledger(run / "ledger.sqlite", [], "UPDATE prompts SET reason = 'another' WHERE position = 4")
     assert lines_of(run) == [
         f"{STEP_4}/ledger.sqlite, group {good[1][4]}: is not in the run's ledger as it is in this copy"
     ]
@@ -96,14 +77,14 @@ def test_audit_names_a_skipped_prompt_that_the_ledger_tells_otherwise(run: Path,
 def test_audit_names_a_group_that_the_ledger_trained_and_the_checkpoint_did_not(run: Path, good: Good) -> None:
     group = good[1][7]
     for statement in ("UPDATE prompts SET state = 'ready'", "DELETE FROM trajectories"):
-        change(run / STEP_4 / "ledger.sqlite", f"{statement} WHERE \"group\" = '{group}'")
+        break_ledger(run / STEP_4 / "ledger.sqlite", [], f"{statement} WHERE \"group\" = '{group}'")
     seal(run / STEP_4, step=4, policy_version=3)
     line = f"{STEP_4}/ledger.sqlite, group {group}, step 4: is accounted for in the run's ledger, but not in this copy"
     assert lines_of(run) == [line, line]
 
 
 def test_audit_names_a_checkpoint_that_accounts_for_a_later_step(run: Path, good: Good) -> None:
-    change(run / STEP_4 / "ledger.sqlite", "UPDATE prompts SET step = 5 WHERE position = 7")
+    break_ledger(run / STEP_4 / "ledger.sqlite", [], "UPDATE prompts SET step = 5 WHERE position = 7")
     seal(run / STEP_4, step=4, policy_version=3)
     assert lines_of(run)[0] == (
         f"{STEP_4}/ledger.sqlite, group {good[1][7]}: is accounted for by step 5, after the checkpoint's step 4"

@@ -1,6 +1,5 @@
 """The audit of metrics.jsonl: lines that the ledger tells otherwise, that are missing, or that a kill cut off."""
 
-import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -37,17 +36,13 @@ METRICS_RULES: list[tuple[str, str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("found", "written", "expected"), METRICS_RULES)
-def test_audit_names_what_broke_in_the_metrics(
-    good: Good, tmp_path: Path, found: str, written: str, expected: list[str]
-) -> None:
-    run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
+def test_audit_names_what_broke_in_the_metrics(run: Path, found: str, written: str, expected: list[str]) -> None:
     text = (run / "metrics.jsonl").read_text(encoding="utf-8")
     (run / "metrics.jsonl").write_text(text.replace(found, written, 1), encoding="utf-8")
     assert lines_of(run, "metrics") == expected
 
 
-def test_audit_names_rewards_that_the_metrics_tell_otherwise(good: Good, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
+def test_audit_names_rewards_that_the_metrics_tell_otherwise(run: Path, good: Good) -> None:
     break_ledger(run / "ledger.sqlite", good[1], "UPDATE trajectories SET reward = 1 WHERE \"group\" = '{7}'")
     assert lines_of(run, "metrics") == ["metrics.jsonl, step 4: line 4 says reward_mean 0.5, the ledger 0.75"]
 
@@ -59,15 +54,13 @@ def test_audit_names_rewards_that_the_metrics_tell_otherwise(good: Good, tmp_pat
         (1, "metrics.jsonl: no line tells of steps 2 to 4, which the ledger accounts for"),
     ],
 )
-def test_audit_names_steps_that_the_metrics_lack(good: Good, tmp_path: Path, num_kept: int, expected: str) -> None:
-    run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
+def test_audit_names_steps_that_the_metrics_lack(run: Path, num_kept: int, expected: str) -> None:
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:num_kept]), encoding="utf-8")
     assert lines_of(run, "metrics") == [expected]
 
 
-def test_audit_notes_one_step_that_a_kill_left_out_of_the_ledger_and_names_more(good: Good, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
+def test_audit_notes_one_step_that_a_kill_left_out_of_the_ledger_and_names_more(run: Path) -> None:
     with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"step": 5, "policy_version": 4}\n{"step": 6, "poli')
     report = audit_run_folder(run)
@@ -81,8 +74,7 @@ def test_audit_notes_one_step_that_a_kill_left_out_of_the_ledger_and_names_more(
     assert lines_of(run, "metrics") == ["metrics.jsonl, step 6: line 6 is of a step that the ledger does not know"]
 
 
-def test_audit_notes_a_line_that_waits_for_an_evaluation_and_names_others(good: Good, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
+def test_audit_notes_a_line_that_waits_for_an_evaluation_and_names_others(run: Path) -> None:
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     with closing(sqlite3.connect(run / "ledger.sqlite")) as db:
         db.execute("INSERT INTO meta VALUES ('held_line', ?)", (lines[3].strip(),))
@@ -95,8 +87,7 @@ def test_audit_notes_a_line_that_waits_for_an_evaluation_and_names_others(good: 
     assert lines_of(run, "metrics") == ["metrics.jsonl: no line tells of steps 3 to 4, which the ledger accounts for"]
 
 
-def test_audit_notes_metrics_that_begin_with_a_start_from_another_folder(good: Good, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
+def test_audit_notes_metrics_that_begin_with_a_start_from_another_folder(run: Path) -> None:
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[2:]), encoding="utf-8")
     report = audit_run_folder(run)

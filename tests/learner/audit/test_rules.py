@@ -188,10 +188,9 @@ LEDGER_RULES: list[tuple[str, list[str], list[str]]] = [
 
 @pytest.mark.parametrize(("rule", "statements", "expected"), LEDGER_RULES)
 def test_audit_names_what_broke_in_the_ledger(
-    good: Good, tmp_path: Path, rule: str, statements: list[str], expected: list[str]
+    run: Path, good: Good, rule: str, statements: list[str], expected: list[str]
 ) -> None:
-    folder, groups = good
-    run = Path(shutil.copytree(folder, tmp_path / "run1", symlinks=True))
+    groups = good[1]
     shutil.rmtree(run / "checkpoints")  # their copies would tell of the change, too
     break_ledger(run / "ledger.sqlite", groups, *statements)
     earlier, later = sorted(groups[1:3])
@@ -206,8 +205,7 @@ def _named(line: str, groups: list[str], names: dict[str, str]) -> str:
     return line
 
 
-def test_audit_measures_each_step_by_the_settings_of_its_day(good: Good, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
+def test_audit_measures_each_step_by_the_settings_of_its_day(run: Path, good: Good) -> None:
     settings = (run / "settings.yaml").read_text(encoding="utf-8")
     changed = settings.replace("max_staleness: 1", "max_staleness: 0").replace("group_size: 2", "group_size: 8")
     (run / "settings.yaml").write_text(changed, encoding="utf-8")
@@ -221,8 +219,7 @@ def test_audit_measures_each_step_by_the_settings_of_its_day(good: Good, tmp_pat
     ]
 
 
-def test_audit_shows_a_hundred_lines_of_a_rule_and_counts_the_rest(good: Good, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(good[0], tmp_path / "run1", symlinks=True))
+def test_audit_shows_a_hundred_lines_of_a_rule_and_counts_the_rest(run: Path, good: Good) -> None:
     shutil.rmtree(run / "checkpoints")
     break_ledger(
         run / "ledger.sqlite",

@@ -8,16 +8,6 @@ from protocol.wire import messages as m
 from tests.learner.coordinator.coordinator_script import Script, settings_of
 
 
-def test_prompt_that_failed_on_a_server_goes_out_to_another_one(tmp_path: Path) -> None:
-    script = Script(tmp_path)
-    script.demand("s2", num_groups=0)
-    (lease,) = script.demand("s1", num_groups=1)
-    script.fail("s1", lease, 0)
-    assert lease.group not in {other.group for other in script.demand("s1", num_groups=100)}
-    (again, *_) = script.demand("s2", num_groups=1)
-    assert (again.group, again.sample_indices) == (lease.group, [0])
-
-
 def test_server_that_fails_all_at_once_costs_no_prompt_while_another_one_works(tmp_path: Path) -> None:
     script = Script(tmp_path)
     script.demand("s2", num_groups=0)

@@ -6,11 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from learner.coordinator.accounts import Tally
+from learner.coordinator.accounts import Accounts, Mailbox
 from learner.coordinator.groups.group import Group
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.groups.score_filter import ScoreFilter
 from learner.data.filtered import mean_score
+from learner.ledger.ledger import Ledger
 from protocol.errors import OperatorError
 from protocol.wire import messages as m
 from tests.learner.coordinator.coordinator_script import Script, settings_of
@@ -139,7 +140,7 @@ def test_run_stops_with_a_sentence_when_too_many_groups_are_filtered(tmp_path: P
 def test_groups_that_come_back_while_the_run_ends_are_not_in_the_sentence() -> None:
     groups = cast(OpenGroups, SimpleNamespace(give_up_reason=None))
     settings = settings_of(filter={"dynamic_sampling": True, "max_replaced": 2}, learner={"groups_per_step": 1})
-    score_filter = ScoreFilter(settings, groups, Tally())
+    score_filter = ScoreFilter(settings, groups, Accounts(cast(Ledger, None), Mailbox("r1", 1)))
     easy = SimpleNamespace(
         num_samples=1, trajectories=[SimpleNamespace(facts=SimpleNamespace(reward=1.0, reward_score=None))]
     )

@@ -65,12 +65,6 @@ def first_lease(script: Script, version: int = 0) -> m.Lease:
     return script.demand("s1", num_groups=1, version=version)[0]
 
 
-def have_a_turn(script: Script, server: str, lease: m.Lease, turn: int) -> None:
-    """Have both samples of a group get on."""
-    for index in (0, 1):
-        assert tell(script, server, part_of(lease, turn, sample_index=index)).is_yours
-
-
 def die(script: Script, server: str) -> None:
     script.coordinator.lose_server(server, "it died")
     script.advance()
@@ -189,20 +183,6 @@ def test_turns_are_kept_over_deaths_until_the_fifth_skips_the_prompt(script: Scr
     die(script, "s1")
     assert script.rows(f"SELECT state FROM prompts WHERE \"group\" = '{lease.group}'") == [("skipped",)]  # noqa: S608
     assert ("failed", 3) in script.rows("SELECT reason, num_tokens FROM waste")
-
-
-@pytest.mark.parametrize("deadly_turn", [2, 3, 6])
-def test_prompt_whose_turn_crashes_every_server_is_skipped_after_five(script: Script, deadly_turn: int) -> None:
-    lease = first_lease(script)
-    group, num_deaths = lease.group, 0
-    while lease.group == group and num_deaths < 20:
-        for turn in range((turns_of(lease) or 0) + 1, deadly_turn):
-            have_a_turn(script, "s1", lease, turn)
-        die(script, "s1")
-        num_deaths += 1
-        (lease,) = script.demand("s1", num_groups=1, version=0)
-    assert num_deaths == 5
-    assert script.rows(f"SELECT state FROM prompts WHERE \"group\" = '{group}'") == [("skipped",)]  # noqa: S608
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,6 @@ from protocol.wire import messages as m
 from tests.learner.coordinator.coordinator_script import Script, settings_of
 
 
-def test_expired_lease_goes_out_again_for_the_missing_sample(script: Script) -> None:
-    lease = script.demand(num_groups=1)[0]
-    script.deliver("s1", lease, 0)
-    script.advance(99.0)
-    assert script.demand("s2", num_groups=1)[0].group != lease.group
-    script.advance(2.0)
-    (again,) = script.demand("s2", num_groups=1)
-    assert (again.group, again.attempt, again.sample_indices) == (lease.group, 2, [1])
-    assert script.states() == {"leased": 2}
-
-
 def test_lease_that_expires_three_times_is_a_dead_letter(script: Script) -> None:
     (lease,) = script.demand(num_groups=1)
     for _ in range(2):
@@ -85,14 +74,6 @@ def test_second_lease_that_was_lost_is_not_taken_for_the_first(script: Script) -
     assert [second.attempt, third.attempt, third.sample_indices] == [2, 3, [0, 1]]
 
 
-def test_lease_that_could_not_be_sent_goes_to_another_server(script: Script) -> None:
-    (lease,) = script.demand(num_groups=1)
-    script.coordinator.on_undeliverable("s1", lease, script.now)
-    (again,) = script.demand("s2", num_groups=1)
-    assert again.group == lease.group
-    assert script.coordinator.counts["undeliverable"] == 1
-
-
 def test_server_without_a_connection_for_four_seconds_has_lost_its_leases(script: Script) -> None:
     (lease,) = script.demand(num_groups=1)
     (ping,) = script.take("s1", m.Ping)
@@ -114,12 +95,6 @@ def test_server_that_brings_a_result_has_a_connection(script: Script) -> None:
     script.deliver("s1", lease, 0)
     script.advance(2.0)
     script.coordinator.on_undeliverable("s1", ping, script.now)
-    assert script.states() == {"leased": 1}
-
-
-def test_server_that_is_silent_for_minutes_keeps_its_leases_while_it_has_a_connection(script: Script) -> None:
-    script.demand(num_groups=1)
-    script.advance(90.0)
     assert script.states() == {"leased": 1}
 
 

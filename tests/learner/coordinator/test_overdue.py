@@ -94,13 +94,6 @@ def test_what_is_usual_is_learned_from_groups_that_went_out_once(seasoned: Scrip
     assert lease(seasoned, "s2")[0].group == late.group
 
 
-def test_what_is_usual_is_not_known_from_thirty_groups_whose_samples_are_sixty(tmp_path: Path) -> None:
-    script = after(tmp_path, 15)
-    (late,) = script.demand("s1", 1, version=15)
-    script.advance(41.0)
-    assert script.demand("s2", 1, version=15)[0].group != late.group
-
-
 def observed(limit_s: float, *durations_s: float) -> float:
     limit = OverdueLimit(limit_s)
     for duration_s in durations_s:

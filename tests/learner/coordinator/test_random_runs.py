@@ -3,7 +3,6 @@
 from collections import Counter
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -106,18 +105,3 @@ def test_every_prompt_is_trained_once_in_every_epoch(tmp_path: Path) -> None:
     trained = script.rows("SELECT epoch, uid FROM prompts WHERE state = 'trained'")
     assert Counter(trained) == {(epoch, f"p{i}"): 1 for epoch in range(3) for i in range(6)}
     assert script.states() == {"trained": 18}
-
-
-def test_run_killed_at_random_and_resumed_trains_no_prompt_of_an_epoch_twice(tmp_path: Path) -> None:
-    settings: dict[str, dict[str, Any]] = {"run": {"max_steps": 12}}
-    script = Script(tmp_path, settings_of(**settings), num_prompts=8)
-    for start in range(4):
-        simulation = Simulation(script, seed=start, num_ranks=1)
-        for _ in range(60):
-            simulation.random.choice([simulation.serve, simulation.finish, simulation.finish, simulation.learn])()
-        script.ledger.close()
-        script = Script(tmp_path, settings_of(**settings), num_prompts=8, step=simulation.step)
-        assert script.coordinator.policy_version == simulation.version
-    Simulation(script, seed=99, num_ranks=1).run()
-    assert script.rows("SELECT count(*) FROM prompts WHERE step IS NOT NULL") == [(24,)]
-    assert set(script.states()) <= {"trained", "skipped"}

@@ -29,14 +29,6 @@ def test_tokens_before_a_failure_are_wasted_in_each_attempt_and_none_without_a_t
     assert wasted(script) == [("failed", 412), ("failed", 20)]
 
 
-def test_failure_that_is_repeated_or_of_another_server_wastes_nothing(script: Script) -> None:
-    (lease,) = script.demand(num_groups=1)
-    assert script.fail("s2", lease, 0, num_model_tokens=8).outcome == "returned"
-    for _ in range(2):
-        assert script.fail("s1", lease, 0, num_model_tokens=412).outcome == "returned"
-    assert wasted(script) == [("failed", 412)]
-
-
 @pytest.mark.parametrize(
     ("tokens", "problem"),
     [

@@ -68,14 +68,6 @@ def test_failure_told_twice_does_not_count_against_the_next_attempt(script: Scri
     assert script.states() == {"ready": 1}
 
 
-def test_rejected_trajectory_told_twice_does_not_count_against_the_next_attempt(script: Script) -> None:
-    first = script.demand(num_groups=1)[0]
-    for _ in range(4):
-        assert script.deliver("s1", first, 0, reward=float("nan")).outcome == "rejected"
-        script.demand(num_groups=1)
-    assert script.rows("SELECT attempt, boundary FROM failures") == [(1, "trajectory")]
-
-
 def test_rejected_trajectories_of_a_sample_that_is_back_do_not_touch_the_step(script: Script) -> None:
     """Three of them once took the group out from under the step that trained on it."""
     leases = script.demand(num_groups=2)
@@ -164,16 +156,6 @@ def test_group_that_came_back_while_it_waited_for_another_lease_does_not_go_out(
     (other,) = script.demand("s2", num_groups=1)
     assert other.group != lease.group
     assert script.states() == {"ready": 1, "leased": 1}
-
-
-def test_finished_samples_of_a_prompt_that_is_given_up_are_wasted(script: Script) -> None:
-    (lease,) = script.demand(num_groups=1)
-    script.deliver("s1", lease, 0)
-    for attempt in (1, 2, 3):
-        script.fail("s1", lease, 1)
-        if attempt < 3:
-            (lease,) = script.demand(num_groups=1)
-    assert script.rows("SELECT sample_index, attempt, reason, num_tokens FROM waste") == [(0, 1, "failed", 2)]
 
 
 def test_result_of_a_start_that_has_not_been_is_not_used(script: Script) -> None:

@@ -106,11 +106,3 @@ def test_resumed_run_skips_a_prompt_that_the_data_set_no_longer_holds(tmp_path: 
     resumed.demand()
     reasons = resumed.rows("SELECT DISTINCT reason FROM prompts WHERE state = 'skipped'")
     assert reasons == [("the data set no longer holds this prompt",)]
-
-
-def test_terms_of_a_resumed_run_hold_from_its_first_step_on(tmp_path: Path) -> None:
-    script = Script(tmp_path)
-    script.train(1)
-    resumed = script.resume(step=1, rollout={"group_size": 3})
-    terms = resumed.rows("SELECT from_step, value FROM terms WHERE name = 'group_size' ORDER BY from_step")
-    assert terms == [(1, 2), (2, 3)]

@@ -54,11 +54,3 @@ def test_absent_are_servers_that_were_here_and_have_not_spoken_since_they_were_l
     assert book.absent() == ["s2"]
     book.note("s2")
     assert book.absent() == []
-
-
-def test_only_servers_that_are_here_are_told_of_their_newest_lease() -> None:
-    servers = Servers()
-    servers.note("s1")
-    servers.note("s2")
-    servers.forget_state("s1")
-    assert servers.newest_leases() == {"s2": 0}

@@ -80,13 +80,6 @@ def test_rank_that_asks_twice_gets_the_same_share(tmp_path: Path) -> None:
     assert sorted(i for share in (first, other) for part in share.micro_batches for i in part) == [0, 1, 2, 3]
 
 
-def test_stepped_told_twice_counts_once(script: Script) -> None:
-    script.train(1)
-    script.step(1, version=1)
-    assert script.states() == {"trained": 2, "ready": 2}
-    assert [line["step"] for line in script.metrics()] == [1]
-
-
 def test_stepped_of_the_step_before_does_not_end_the_one_under_way(script: Script) -> None:
     script.train(1)
     for lease in script.demand(version=1):
@@ -120,14 +113,6 @@ def test_rank_outside_the_run_is_refused(script: Script) -> None:
 def test_rank_that_asks_for_a_step_that_is_done_is_refused(script: Script) -> None:
     script.train(1)
     assert script.ask(1) == [m.Refusal(**script.stamp, detail="$.step: is 1, step 1 is done", reason="step")]
-
-
-def test_rank_waits_for_the_last_step_as_for_any_other(tmp_path: Path) -> None:
-    script = Script(tmp_path, settings_of(run={"max_steps": 1}))
-    assert script.ask(1) == []
-    for lease in script.demand():
-        script.finish("s1", lease)
-    assert [batch.step for batch in script.take("rank-0", m.Batch)] == [1]
 
 
 def test_stop_lets_the_step_under_way_finish_and_ends_every_rank_at_the_same_step(tmp_path: Path) -> None:

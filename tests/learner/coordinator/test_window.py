@@ -14,11 +14,6 @@ def test_window_size_is_groups_per_step_times_staleness_plus_one() -> None:
     assert StalenessWindow(groups_per_step=8, max_staleness=4).size == 40
 
 
-@pytest.mark.parametrize(("num_outstanding", "num_free"), [(0, 4), (3, 1), (4, 0), (5, 0)])
-def test_num_free_is_what_the_window_leaves(num_outstanding: int, num_free: int) -> None:
-    assert StalenessWindow(groups_per_step=2, max_staleness=1).num_free(num_outstanding) == num_free
-
-
 def test_too_old_is_what_lies_beyond_the_bound() -> None:
     window = StalenessWindow(groups_per_step=2, max_staleness=1)
     assert [window.is_too_old(version, policy_version=3) for version in (1, 2, 3)] == [True, False, False]
@@ -70,7 +65,7 @@ class World:
         self.staleness: list[int] = []
 
     def lease(self) -> None:
-        if self.window.num_free(len(self.groups)):
+        if len(self.groups) < self.window.size:
             self.num_leased += 1
             name = f"g{self.num_leased}"
             self.groups[name] = Outstanding(name, self.version, is_ready=False)

@@ -86,15 +86,6 @@ def test_mark_trained_writes_step_and_staleness(path: Path) -> None:
     ) == [(1, 1, 2, "s1", 0.5, '{"exact_match": 0.5}', 6, 3, 2, "answer", 3, 4, 6, 2)]
 
 
-def test_nothing_is_seen_of_changes_before_commit(path: Path) -> None:
-    ledger = Ledger(path)
-    lease_all(ledger, "g")
-    assert rows(path, "SELECT count(*) FROM prompts") == [(0,)]
-    ledger.commit()
-    assert rows(path, "SELECT count(*) FROM prompts") == [(1,)]
-    ledger.close()
-
-
 def test_recall_returns_what_was_out_oldest_first_and_makes_it_pending(path: Path) -> None:
     ledger = Ledger(path)
     lease_all(ledger, "trained", "ready", "leased", "assigned", "skipped", "pending")
@@ -236,3 +227,13 @@ def test_terms_of_a_step_can_be_changed_until_it_is_taken(path: Path) -> None:
         (1, "max_staleness", 1),
         (8, "group_size", 16),
     ]
+
+
+def test_ledger_of_a_run_without_a_file_of_endpoints_knows_them_itself(path: Path) -> None:
+    """A version that wrote no scored_by.json began the run."""
+    with closing(Ledger(path)) as ledger:
+        ledger.begin_rewards("em", 1, 1)
+        for source, incarnation, since in (("em", 2, 0), ("f1", 3, 3), ("f1", 4, 3)):
+            path.with_name("scored_by.json").unlink()
+            ledger.begin_rewards(source, 1, incarnation)
+            assert ledger.scored_since_start == since

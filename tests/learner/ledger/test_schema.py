@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from learner.ledger.ledger import LeasedPrompt, Ledger
-from learner.ledger.schema import schema_version
 from protocol.errors import OperatorError
 
 # A ledger of schema 1: three rows as the first version of the program wrote them.
@@ -90,11 +89,6 @@ def test_ledger_of_schema_4_keeps_of_its_numbered_endpoints_the_newest(path: Pat
     new = path.with_name("new.sqlite")
     Ledger(new).close()
     assert names(path, "table") == names(new, "table")
-
-
-def test_empty_file_has_schema_version_0(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as db:
-        assert schema_version(db, path) == 0
 
 
 def test_ledger_is_refused_when_a_newer_version_wrote_it(path: Path) -> None:

@@ -9,13 +9,9 @@ from typing import Any
 
 import pytest
 
-from learner.audit.report import audit_run_folder
-from learner.checkpoint.folder import begin
-from learner.checkpoint.manifest import Checkpoint
 from learner.coordinator.coordinator import Coordinator
 from learner.coordinator.steps.record import RunRecord
 from learner.data.prompts import Prompt
-from learner.disk.run_folder import CHECKPOINTS, LEDGER
 from learner.ledger.ledger import Ledger
 from learner.ledger.snapshots import LedgerCopies, run_in_thread
 from learner.rank.coordinator_client import CoordinatorClient, Patience
@@ -23,9 +19,7 @@ from protocol.errors import FrameError, OperatorError
 from protocol.settings.settings import Settings
 from protocol.wire import messages as m
 from protocol.wire.channel import DealerChannel
-from tests.fakes.checkpoints import commit
 from tests.fakes.running_coordinator import RUN_ID, running_coordinator
-from tests.learner.audit.audited_run import RunWriter, run_settings
 
 Work = Callable[[], None]
 
@@ -62,13 +56,6 @@ def test_copy_holds_what_was_there_when_it_was_begun(ledger: Ledger, target: Pat
     assert groups_in(target) == ["early"]
 
 
-def test_copy_is_one_file_without_a_log(ledger: Ledger, target: Path) -> None:
-    ledger.begin_copy(target).make()
-    assert [file.name for file in target.parent.iterdir()] == ["ledger.sqlite"]
-    with closing(sqlite3.connect(target)) as db:
-        assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
-
-
 def test_ledger_s_log_is_used_from_its_beginning_again_after_a_copy(ledger: Ledger, target: Path) -> None:
     copy = ledger.begin_copy(target)
     log = target.parents[1] / "ledger.sqlite-wal"
@@ -90,21 +77,6 @@ def test_copy_that_was_given_up_leaves_no_file(ledger: Ledger, target: Path) -> 
     copy.cancel()
     assert not copy.make()
     assert list(target.parent.iterdir()) == []
-
-
-def test_audit_holds_of_a_checkpoint_whose_ledger_was_copied_while_the_run_trained_on(tmp_path: Path) -> None:
-    writer = RunWriter(run_settings(tmp_path / "run1", num_prompts=10, max_steps=6))
-    for step in (1, 2):
-        writer.train(step, writer.lease(2), staleness=0)
-    aside = begin(writer.folder / CHECKPOINTS, 2)
-    copy = writer.ledger.begin_copy(aside / LEDGER)
-    writer.train(3, writer.lease(2), staleness=0)
-    copy.make()
-    commit(aside, Checkpoint(aside, 2, 2, "run1", "digest"))
-    writer.close()
-    report = audit_run_folder(writer.folder)
-    assert report.breaches.lines() == []
-    assert len(groups_in(writer.folder / CHECKPOINTS / "step_000002" / LEDGER)) == 4
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------

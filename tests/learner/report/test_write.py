@@ -100,7 +100,7 @@ def test_report_sets_prompt_model_and_observation_apart(folder: Path) -> None:
 
 def test_report_lists_skipped_prompts_and_marks_changed_settings(folder: Path) -> None:
     page = _page(folder)
-    assert "The first 1 of 1 skipped prompts" in page
+    assert "<td>1</td><td>reward: &lt;i&gt;timeout&lt;/i&gt;</td>" in page
     assert '<tr class="changed"><td>run.max_steps</td><td>3</td></tr>' in page
     assert "<tr><td>learner.lr</td>" in page
 

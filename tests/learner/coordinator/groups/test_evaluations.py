@@ -30,15 +30,6 @@ def deliver(evaluations: Evaluations, group: Group, *rewards: float, version: in
     evaluations.on_closed(group, None)
 
 
-def test_evaluation_leases_samples_and_one_greedy_trajectory_of_each_prompt() -> None:
-    evaluations, groups = begun(HeldOutSet(PROMPTS, 2))
-    assert [(g.name, g.num_samples, g.greedy_indices, g.kind) for g in groups] == [
-        ("eval-5-aa", 3, frozenset({2}), "eval"),
-        ("eval-5-bb", 3, frozenset({2}), "eval"),
-    ]
-    assert evaluations.progress() == "the evaluation of step 5: 0 of 2 prompts are back"
-
-
 def test_evaluation_of_no_prompts_is_done() -> None:
     evaluations, _ = begun(HeldOutSet([], 2))
     metrics, answers = evaluations.take_result()
@@ -72,15 +63,6 @@ def test_metrics_are_means_of_sampled_and_of_greedy_rewards_apart() -> None:
     assert evaluations.take_result() == ({}, [])
 
 
-def test_a_group_that_failed_is_counted_and_not_scored_as_zero() -> None:
-    evaluations, (first, second) = begun(HeldOutSet(PLAIN, 1))
-    deliver(evaluations, first, 1.0, 1.0)
-    evaluations.on_closed(second, "failed")
-    metrics, _ = evaluations.take_result()
-    assert (metrics["eval_failed"], metrics["eval_reward"], metrics["eval_reward_greedy"]) == (1, 1.0, 1.0)
-    assert metrics["eval/held_out/num_prompts"] == 1
-
-
 def test_every_set_has_its_samples_temperature_and_figures() -> None:
     other = HeldOutSet(PLAIN[:1], 1, name="aime", temperature=0.25)
     evaluations, groups = begun(HeldOutSet(PROMPTS, 2), other)
@@ -106,13 +88,6 @@ def test_answers_carry_their_reward_and_the_versions_that_wrote_them() -> None:
     assert (first["answer"], first["reward"], first["oldest_version"], first["newest_version"]) == ("paris", 1.0, 3, 3)
     assert (second["answer"], second["is_greedy"], second["data_source"]) == ("", True, "easy_one")
     assert (metrics["eval_policy_version"], metrics["eval_version_min"]) == (4, 3)
-
-
-def test_majority_is_told_when_servers_told_the_answers() -> None:
-    evaluations, (group,) = begun(HeldOutSet(PLAIN[:1], 3))
-    deliver(evaluations, group, 1.0, 0.0, 1.0, 1.0, answer=("a", "b", "a", "a"))
-    metrics, _ = evaluations.take_result()
-    assert metrics["eval/held_out/majority@3"] == 1.0
 
 
 def test_a_pinned_evaluation_is_in_the_line_of_its_own_step() -> None:

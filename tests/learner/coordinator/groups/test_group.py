@@ -4,7 +4,7 @@ import pytest
 
 from learner.coordinator.groups.group import TRANSITIONS, Group, GroupState, LeaseStamp
 from learner.data.prompts import Prompt
-from tests.protocol.wire.examples import example_facts, make_trajectory
+from tests.protocol.wire.examples import make_trajectory
 
 PROMPT = Prompt("aa", "Which?", "A", {"hops": 1})
 
@@ -45,25 +45,6 @@ def test_group_is_ready_when_every_sample_is_back_and_as_old_as_its_oldest_token
         assert group.receive(make_trajectory("e0-aa", index, "s1", version))
     assert group.is_ready
     assert group.oldest_version == 4
-
-
-def test_second_result_of_a_sample_is_not_taken() -> None:
-    group = new_group()
-    lease(group)
-    assert group.receive(make_trajectory("e0-aa", 0, "s1", 3, reward=1.0))
-    assert not group.receive(make_trajectory("e0-aa", 0, "s1", 3, reward=0.0))
-    assert group.trajectories[0].facts.reward == 1.0
-
-
-def test_failed_sample_alone_is_leased_again_under_the_next_attempt() -> None:
-    group = new_group()
-    lease(group)
-    group.receive(make_trajectory("e0-aa", 0, "s1", 3))
-    assert group.fail(1, "s1", "retriever", "down")
-    assert group.missing == [1]
-    message = group.lease_to("s2", 4, 0.0, stamp(2))
-    assert (message.attempt, message.sample_indices) == (2, [1])
-    assert group.holders == {1: "s2", 2: "s1"}
 
 
 def test_lease_of_the_rest_is_as_old_as_what_is_back() -> None:
@@ -109,13 +90,6 @@ def test_deaths_of_its_servers_count_less_than_other_failures() -> None:
     assert group.dead_letter == "sample 1: " + "; ".join(f"server: s{number} died" for number in range(5))
 
 
-def test_group_that_came_from_an_earlier_start_is_as_old_as_its_oldest_token() -> None:
-    group = new_group(num_samples=2)
-    group.receive(make_trajectory("e0-aa", 0, "s1", 5))
-    group.receive(make_trajectory("e0-aa", 1, "s1", 4))
-    assert (group.is_ready, group.oldest_version) == (True, 4)
-
-
 def test_take_back_returns_the_samples_that_the_server_held() -> None:
     group = new_group()
     lease(group)
@@ -136,16 +110,6 @@ def test_restarted_group_takes_no_results_of_earlier_leases() -> None:
     assert group.receive(make_trajectory("e0-aa", 0, "s1", 6, attempt=2))
 
 
-def test_contradiction_names_what_was_not_leased() -> None:
-    group = new_group()
-    facts = example_facts(sample_index=1)
-    assert group.contradiction(facts, "s1") is None
-    assert group.contradiction(facts, "s2") == "server is 's1', leased was 's2'"
-    assert group.contradiction(example_facts(kind="eval"), "s1") == "kind is 'eval', leased was 'train'"
-    assert group.contradiction(example_facts(is_greedy=True), "s1") == "is_greedy is True, leased was False"
-    assert group.contradiction(example_facts(sample_index=3), "s1") == "sample_index is 3, the group has 3 samples"
-
-
 def test_equal_rewards_are_told_from_others() -> None:
     group = new_group(num_samples=2)
     group.receive(make_trajectory("e0-aa", 0, "s1", 3, reward=0.5))
@@ -160,13 +124,6 @@ def test_group_is_as_old_as_the_oldest_of_what_is_back_before_it_is_ready() -> N
     group.receive(make_trajectory("e0-aa", 0, "s1", 4))
     group.receive(make_trajectory("e0-aa", 1, "s1", 6))
     assert (group.is_ready, group.oldest_version) == (False, 4)
-
-
-def test_failure_of_a_sample_that_another_server_makes_by_now_takes_nothing_back() -> None:
-    group = new_group()
-    lease(group)
-    assert not group.fail(1, "s2", "server", "s2 died")
-    assert (group.holders[1], group.failures[1]) == ("s1", [("server", "s2 died")])
 
 
 def test_state_changes_along_the_table_alone() -> None:
