@@ -7,20 +7,19 @@ import msgspec
 
 from learner.data.names import make_uid
 from learner.data.prompt_rows import Row
-from protocol.errors import FrameError, SettingsError
+from protocol.errors import SettingsError
 from protocol.message_texts import ContentError, with_texts
 from protocol.prompt_template import Part, parse_template
 from protocol.settings.data import DataEntry, DataSettings
 from protocol.wire.codec import Limits
-from protocol.wire.header_shape import MAX_DEPTH, MAX_VALUES, check_shape
-from protocol.wire.messages import MAX_SAMPLES, Columns, Text, Turns
+from protocol.wire.messages import Columns, Text, Turns
 
 # A lease is one header of at most protocol.wire.codec.Limits.header_bytes; 64 KiB are reserved for its other fields.
 MAX_ROW_BYTES = Limits().header_bytes - (1 << 16)
 _CONTAINERS = (dict, list, tuple)
 # Columns of multimodal rows, and the placeholder in the prompt.
 _NOT_TEXT = {"images": "<image>", "videos": "<video>", "audios": "<audio>"}
-_MAX_ROW_VALUES = MAX_VALUES - 4 * MAX_SAMPLES
+_MAX_DEPTH = 32
 _row_encoder = msgspec.msgpack.Encoder()
 _row_decoder = msgspec.msgpack.Decoder(tuple[Text | Turns, Any, Columns])
 
@@ -114,7 +113,7 @@ def make_prompt(row: Row, file: str, name: str, shape: PromptShape) -> Prompt:
         )
     columns = {key: value for key, value in content.items() if key not in (shape.prompt_key, shape.label_key)}
     # The tuple of three and the chat messages that a shape makes from text add at most three levels.
-    is_flat = row.max_depth is not None and row.max_depth + 3 <= MAX_DEPTH
+    is_flat = row.max_depth is not None and row.max_depth + 3 <= _MAX_DEPTH
     _check_sendable((prompt, label, columns), is_flat)
     return Prompt(make_uid(name, row.number, prompt, label), prompt, label, columns)
 
@@ -135,21 +134,18 @@ def _check_sendable(content: tuple[object, ...], is_flat: bool) -> None:
         raise UnsendableRowError(f"holds a value that cannot be sent: {error}.") from None
     if (size := len(encoded)) > MAX_ROW_BYTES:
         raise UnsendableRowError(f"has {size} bytes, at most {MAX_ROW_BYTES}. Shorten the row.")
+    if not (is_flat or _is_shallow(content)):
+        raise UnsendableRowError(f"nests deeper than {_MAX_DEPTH}. Shorten the row.")
     try:
-        # Each value takes at least a byte, so a short row cannot hold too many, and the slow walk is skipped.
-        if size > _MAX_ROW_VALUES or not (is_flat or _is_shallow(content)):
-            check_shape(encoded, _MAX_ROW_VALUES)
         _row_decoder.decode(encoded)
-    except FrameError as error:
-        raise UnsendableRowError(f"{error.problem}. Shorten the row.") from None
     except msgspec.ValidationError as error:
         raise UnsendableRowError(f"cannot be sent: {error}. Shorten the row.") from None
 
 
 def _is_shallow(content: tuple[object, ...]) -> bool:
-    """Return whether lists and maps nest at most MAX_DEPTH deep, `content` included."""
+    """Return whether lists and maps nest at most _MAX_DEPTH deep, `content` included."""
     level: list[Any] = [content]
-    for _ in range(MAX_DEPTH):
+    for _ in range(_MAX_DEPTH):
         level = [
             inner
             for container in level

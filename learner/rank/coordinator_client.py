@@ -31,7 +31,7 @@ from protocol.wire.trajectory import Trajectory
 _POLL_S = 0.2
 # Batches are large: one rank's share of a step, with facts of all its trajectories. Every list of ToRank has a type, so
 # its values need no limit.
-_LIMITS = Limits(header_bytes=1 << 28, buffer_bytes=1 << 28, num_buffers=3 << 20, total_bytes=1 << 36, num_values=None)
+_LIMITS = Limits(header_bytes=1 << 28, buffer_bytes=1 << 28, num_buffers=3 << 20, total_bytes=1 << 36)
 
 
 class _Request(NamedTuple):

@@ -1,1 +1,1 @@
-"""Messages between processes. Reading order: trajectory, conversation, messages, codec, header_shape, channel."""
+"""Messages between processes. Reading order: trajectory, conversation, messages, codec, channel."""

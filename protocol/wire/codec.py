@@ -1,7 +1,7 @@
 """Frames on the wire: a MessagePack header, raw buffers, and a seal over all of them.
 
-Sizes are checked before anything is read, and the seal before anything is decoded: a hostile frame costs no more than
-its own bytes, and a damaged one never becomes data.
+Sizes are checked before anything is read, and the seal before anything is decoded: a damaged frame never becomes data.
+The message types bound every list that a peer sends to the coordinator.
 """
 
 import re
@@ -13,7 +13,6 @@ import msgspec
 import xxhash
 
 from protocol.errors import FrameError
-from protocol.wire.header_shape import MAX_VALUES, check_shape
 from protocol.wire.messages import SCHEMA_VERSION, Message
 from protocol.wire.trajectory import Count, Name
 
@@ -22,8 +21,6 @@ M = TypeVar("M", bound=Message)
 SEAL_BYTES = 8
 # The schema without a seal: its messages are refused by their version, not as damaged ones.
 _UNSEALED_SCHEMA = 1
-# A header up to this size becomes a few hundred kB of objects at most: counting its values would cost more.
-_SMALL_HEADER_BYTES = 4096
 # Errors of msgspec for bytes that are not MessagePack, or values of other types.
 _NOT_DECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -36,7 +33,6 @@ class Limits:
     buffer_bytes: int = 1 << 26  # bytes of one raw buffer
     num_buffers: int = 3  # raw buffers after the header
     total_bytes: int = 1 << 27  # bytes of all frames, the seal included
-    num_values: int | None = MAX_VALUES  # values in the header; None: the message types bound every list
 
 
 class SampleStamp(NamedTuple):
@@ -125,8 +121,6 @@ class Decoder(Generic[M]):
         if not content:
             raise FrameError("$", "no header", "empty")
         header, *buffers = content
-        if self._limits.num_values is not None and len(header) > _SMALL_HEADER_BYTES:
-            check_shape(header, self._limits.num_values)
         message = self._read(header)
         if len(buffers) != message.num_buffers:
             raise FrameError("$", f"{len(buffers)} buffers, expected {message.num_buffers}")

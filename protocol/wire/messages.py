@@ -21,7 +21,7 @@ MAX_PARTS = 32
 _MAX_TRAJECTORIES = 1 << 20
 
 Reason = Annotated[str, msgspec.Meta(max_length=2000)]
-# Values of a data set's row. `protocol.wire.header_shape` bounds the values inside `Any`.
+# Values of a data set's row.
 _Key = Annotated[str, msgspec.Meta(max_length=1000)]
 Text = Annotated[str, msgspec.Meta(max_length=1 << 20)]
 Turns = Annotated[list[Annotated[dict[_Key, Any], msgspec.Meta(max_length=64)]], msgspec.Meta(max_length=1024)]

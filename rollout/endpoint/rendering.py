@@ -31,7 +31,6 @@ from rollout.environments.base import Chat, Observation
 from rollout.environments.tool_use.call_formats import choose_reader
 from rollout.episodes.chat_tokens import ChatTokens
 from rollout.episodes.control_names import control_tokens
-from rollout.episodes.text_codec import TextCodec
 from rollout.episodes.transcript import Transcript
 
 _T = TypeVar("_T")
@@ -168,7 +167,6 @@ class Rendering:
         self._calls = None
         with suppress(SettingsError):  # agents without tools run with any model
             self._calls = choose_reader(call_format, own)
-        self._codec = TextCodec(own)
         self._chat = ChatTokens(own)
         self._control = control_tokens(own)
         self._numbers = itertools.count()
@@ -218,7 +216,8 @@ class Rendering:
 
     def texts(self, transcript: Transcript) -> list[str]:
         """Return the texts of prompt and response, names of control tokens kept."""
-        return self._codec.decode(transcript.prompt_tokens, transcript.response_tokens)
+        parts = (transcript.prompt_tokens, transcript.response_tokens)
+        return [str(self._tokenizer.decode(part, skip_special_tokens=False)) for part in parts]
 
     def read_turn(self, generation: Generation, request: TurnRequest) -> TurnText:
         """Return a turn as the agent reads it."""

@@ -1,4 +1,4 @@
 """The vLLM engine and the weights in it.
 
-Reading order: engine, start, requests, generation, version_gate, receiving, core_calls, weights.
+Reading order: engine, start, requests, generation, version_gate, weights.
 """

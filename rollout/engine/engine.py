@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
 from protocol.errors import NeighbourError
 from protocol.settings.run_spec import EngineRequest
-from rollout.engine.core_calls import COMMIT, HAS_RECEIVED, WAKE_FROZEN
 from rollout.engine.generation import EngineStats, Generation, Sampling
-from rollout.engine.receiving import until_received
 from rollout.engine.requests import generation_of, probe_params, sampling_params, token_request
-from rollout.engine.start import BOUNDARY, ends_turns, start_vllm
-from rollout.engine.vllm_plugin import describe_endings, processes_of
+from rollout.engine.start import BOUNDARY, start_vllm
+from rollout.engine.vllm_plugin import HAS_RECEIVED, describe_endings, processes_of
 
 _SHUTDOWN_S = 5.0
+_POLL_EVERY_S = 0.01
+_CHECK_ALIVE_EVERY_S = 0.05
 
 T = TypeVar("T")
 
@@ -47,13 +46,13 @@ class Engine:
         # offset"), so the engine's own seed is used there.
         self._can_seed = not spec.on_cpus
         self._tokenizer = llm.get_tokenizer()
-        self._ends_turns = ends_turns(llm)
         self._num_in_flight = 0
         self._num_output_tokens = 0
         self._paused_at: float | None = None
         self._update: dict[str, Any] | None = None  # metadata of the push under way
         self._is_received = False
-        self._is_asleep = False
+        self._is_asleep = False  # between `sleep` and `wake`
+        self._is_memory_freed = False  # vLLM's memory, or a part of it, is given away
 
     @property
     def generates_while_receiving(self) -> bool:
@@ -91,7 +90,7 @@ class Engine:
             raise NeighbourError(BOUNDARY, "serves nothing: its weights were not verified against the learner's")
         self._is_cache_fresh = False
         request = token_request(prompt_tokens, self._cache_salt())
-        params = sampling_params(sampling, self._can_seed, self._ends_turns)
+        params = sampling_params(sampling, self._can_seed)
         self._num_in_flight += 1
         try:
             result = await self._run_request(request, params, request_id)
@@ -138,8 +137,8 @@ class Engine:
     async def prepare(self, update: dict[str, Any]) -> None:
         """Get ready for one push's buckets. An uncommitted push is dropped."""
         await self._abandon_update()
-        if self._is_asleep:
-            await self._call(self._llm.wake_up(["weights"]))  # without the cache: the learner still uses the device
+        if self._is_memory_freed:  # without the cache: the learner still uses the device
+            await self._call(self._llm.wake_up(["weights"]))
         if not self.generates_while_receiving:
             self.policy_version = None  # before the pause, so that a concurrent wake does not resume
             await self._pause()
@@ -154,8 +153,8 @@ class Engine:
             raise NeighbourError(BOUNDARY, "cannot receive: no push was prepared")
         num_forgotten = self._num_forgotten
         if self.generates_while_receiving:
-            ask = partial(self._llm.engine_core.call_utility_async, HAS_RECEIVED)
-            await self._call(until_received(ask, lambda: self.is_alive))
+            while not all(await self._ask_living(HAS_RECEIVED)):
+                await asyncio.sleep(_POLL_EVERY_S)
         else:
             await self._update_weights(self._update)
         self._is_received = num_forgotten == self._num_forgotten
@@ -167,34 +166,35 @@ class Engine:
         """
         if not self._is_received:
             raise NeighbourError(BOUNDARY, "cannot commit: nothing was received for the attached run")
-        num_forgotten, paused_at = self._num_forgotten, self._paused_at
+        num_forgotten = self._num_forgotten
+        paused_at = self._paused_at or perf_counter()
         self._is_received = False
-        self._paused_at = paused_at or perf_counter()
         try:
-            pause_s = await self._send_commit(version, digest)
+            await self._load(version, digest)
         except BaseException:
             self.policy_version = None
             raise
-        self._update, self._paused_at = None, self._paused_at if self._is_asleep else None
+        self._update = None
         if num_forgotten != self._num_forgotten:
             raise NeighbourError(BOUNDARY, f"was attached to another run before version {version} was loaded")
         self.policy_version, self._is_cache_fresh = version, True
-        return perf_counter() - paused_at if paused_at is not None else float(pause_s)
+        return perf_counter() - paused_at
 
     async def sleep(self) -> None:
         """Freeze generation. On GPUs the weights go to host memory and the cache is dropped. Requests are kept."""
         if not self._is_asleep:
-            self._is_asleep, self._paused_at = True, self._paused_at or perf_counter()
+            self._is_asleep, self._is_memory_freed, self._paused_at = True, True, self._paused_at or perf_counter()
             await self._call(self._llm.sleep(level=1, mode="keep"))
 
     async def wake(self) -> None:
-        """Take the memory back. Generation resumes now if the weights are verified, otherwise after the next push."""
-        if self._is_asleep and self.policy_version is not None:
-            await self._call(self._llm.wake_up())
-            self._paused_at = None
-        elif self._is_asleep:  # resumed requests would get tokens of weights that have no version
-            await self._call(self._llm.engine_core.call_utility_async(WAKE_FROZEN))
-        self._is_asleep = False
+        """Take the memory back and resume generation, now if the weights are verified, otherwise in the next commit.
+
+        vLLM resumes with all its memory: its requests would get tokens of weights that have no version.
+        """
+        if self._is_asleep:
+            self._is_asleep = False
+            if self.policy_version is not None:
+                await self._resume()
 
     async def leave(self) -> None:
         """Leave the weight group; with intact weights, generation continues."""
@@ -212,10 +212,26 @@ class Engine:
             # Its __del__ calls shutdown again, which logs an error while the interpreter ends.
             llm.shutdown = lambda timeout=None: None
 
-    async def _send_commit(self, version: int, digest: str) -> Any:
+    async def _load(self, version: int, digest: str) -> None:
+        """Load the received weights during a pause. After an error generation stays paused."""
         # No await between these lines: a request that vLLM already has must not be cached under the new salt.
         self._num_committed += 1
-        return await self._call(self._llm.engine_core.call_utility_async(COMMIT, str(version), digest))
+        await self._pause()
+        await self._update_weights({"expected_digest": digest})  # all workers confirm it before the first one loads
+        await self._call(self._llm.finish_weight_update(str(version)))
+        if not self._is_asleep:
+            await self._resume()
+
+    async def _ask_living(self, method: str) -> Any:
+        """Return a worker method's results. Raises: NeighbourError once vLLM is dead, which then never answers."""
+        asked = asyncio.ensure_future(self._call(self._llm.collective_rpc(method)))
+        try:
+            while not (await asyncio.wait({asked}, timeout=_CHECK_ALIVE_EVERY_S))[0]:
+                if not self.is_alive:
+                    raise NeighbourError(BOUNDARY, f"died before it answered {method}")
+            return asked.result()
+        finally:
+            asked.cancel()
 
     def _cache_salt(self) -> str:
         """Return a name unique to these weights: vLLM shares cached prefixes of one salt."""
@@ -235,8 +251,8 @@ class Engine:
         await self._call(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False))
 
     async def _resume(self) -> None:
-        await self._call(self._llm.resume_generation())
-        self._paused_at = None
+        await self._call(self._llm.wake_up() if self._is_memory_freed else self._llm.resume_generation())
+        self._paused_at, self._is_memory_freed = None, False
 
     async def _abandon_update(self) -> None:
         """End an unfinished update, which vLLM's workers would wait for."""
@@ -248,7 +264,7 @@ class Engine:
 
     async def _warm_up(self) -> None:
         """Generate once: vLLM's first request takes seconds on a CPU."""
-        params = sampling_params(Sampling(2, 1.0), self._can_seed, self._ends_turns)
+        params = sampling_params(Sampling(2, 1.0), self._can_seed)
         await self._run_request(token_request([1, 1], "warm-up"), params, "warm-up")
 
     async def _run_request(self, request: Mapping[str, Any], params: Any, request_id: str) -> Any:

@@ -1,4 +1,4 @@
-"""Sluice's plugin in each of vLLM's processes: weight-transfer engines, added calls, AMX, and an orderly end.
+"""Sluice's plugin in each of vLLM's processes: weight-transfer engines, a call of workers, AMX, an orderly end.
 
 vLLM calls `register` through the `vllm.general_plugins` entry point of this project, in the server process and in every
 engine and worker process. It may run more than once in one process.
@@ -14,18 +14,28 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from rollout.engine.core_calls import add_calls
-
 _CLASS_NAMES = {
     "gloo": "GlooWeightEngine",
     "gloo_in_place": "GlooInPlaceEngine",
     "sluice_nccl": "NcclWeightEngine",  # vLLM has its own "nccl" and "ipc"
     "sluice_ipc": "SameMachineEngine",
 }
+HAS_RECEIVED = "sluice_has_received"
 _WATCHER = "server-watcher"
 _ARCH_PRCTL = 158  # number of the system call on x86-64
 _REQUEST_STATE = 0x1023  # ARCH_REQ_XCOMP_PERM
 _TILE_DATA = 18  # state that AMX instructions use
+
+
+class WorkerCalls:
+    """Methods that vLLM adds to its workers (`worker_extension_cls`)."""
+
+    weight_transfer_engine: Any
+
+    def sluice_has_received(self) -> bool:
+        """Return whether this worker has the last bucket of the push. Raises: the error that stopped the push."""
+        receiving = self.weight_transfer_engine.receiving()
+        return bool(receiving.done() and receiving.result() is not None)
 
 
 class ChildProcess(Protocol):
@@ -38,15 +48,12 @@ class ChildProcess(Protocol):
 
 
 def register() -> None:
-    """Register our engines and calls with vLLM; repeatable."""
+    """Register our engines with vLLM; repeatable."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-    from vllm.v1.engine import EngineCoreRequestType
-    from vllm.v1.engine.core import EngineCore
 
     for name, class_name in _CLASS_NAMES.items():
         if name not in WeightTransferEngineFactory._registry:
             WeightTransferEngineFactory.register_engine(name, "rollout.engine.weights.receive", class_name)
-    add_calls(EngineCore, EngineCoreRequestType.WAKEUP)
     prepare_process()
 
 

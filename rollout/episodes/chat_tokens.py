@@ -20,7 +20,6 @@ from protocol.one_line import one_line
 from rollout.environments.base import Chat, Messages, Observation, Prompt
 from rollout.environments.guard import ENVIRONMENT
 from rollout.episodes.control_names import ControlNames
-from rollout.episodes.text_codec import TextCodec
 
 PROMPT = "prompt"
 # Characters of Unicode's private use. One that no message contains marks the place where a name is cut.
@@ -37,7 +36,6 @@ class ChatTokens:
     def __init__(self, tokenizer: Any) -> None:
         """tokenizer: the model's Hugging Face tokenizer."""
         self._tokenizer = tokenizer
-        self._codec = TextCodec(tokenizer)
         self._names = ControlNames(tokenizer, lambda text: self._encode(text, PROMPT))
         self._control = self._names.ids
 
@@ -53,8 +51,6 @@ class ChatTokens:
         try:
             if any(self._names.occur_in(text) for text in _strings([chat.messages, chat.tools])):
                 return self._prompt_with_names(chat)
-            if self._codec.is_plain:
-                return self._encode(str(self._render(chat, PROMPT, tokenize=False)), PROMPT)
             return list(self._render(chat, PROMPT, tokenize=True))
         except RecursionError:
             raise NeighbourError(PROMPT, _ENDLESS) from None
@@ -134,25 +130,13 @@ class ChatTokens:
     def _encode_untrusted(self, text: str) -> list[int]:
         """Return a text's tokens without control tokens."""
         tokens = self._encode(text, ENVIRONMENT)
-        for way in (self._without_special, self._with_cut_names):
-            if self._control.isdisjoint(tokens):
-                return tokens
-            tokens = way(text, tokens)
+        if not self._control.isdisjoint(tokens):
+            mark = _mark_outside([text])
+            tokens = self._in_pieces(self._names.cut(text, mark).split(mark), ENVIRONMENT)
         if self._control.isdisjoint(tokens):
             return tokens
         problem = "holds the name of a control token, and the tokenizer always turns it into the token"
         raise NeighbourError(ENVIRONMENT, f"its observation {problem}")
-
-    def _without_special(self, text: str, tokens: list[int]) -> list[int]:
-        """Return the tokens by a tokenizer option that ignores names; `tokens` if it has no such option."""
-        try:
-            return self._encode(text, ENVIRONMENT, split_special_tokens=True)
-        except NeighbourError:
-            return tokens
-
-    def _with_cut_names(self, text: str, tokens: list[int]) -> list[int]:
-        mark = _mark_outside([text])
-        return self._in_pieces(self._names.cut(text, mark).split(mark), ENVIRONMENT)
 
     def _prompt_with_names(self, chat: Chat) -> list[int]:
         """Return the tokens of messages that contain names of control tokens.
@@ -180,9 +164,9 @@ class ChatTokens:
     def _controls_of(self, tokens: Sequence[int]) -> list[int]:
         return [token for token in tokens if token in self._control]
 
-    def _encode(self, text: str, boundary: str, add_special_tokens: bool = False, **options: bool) -> list[int]:
+    def _encode(self, text: str, boundary: str, add_special_tokens: bool = False) -> list[int]:
         try:
-            return self._codec.encode(text, add_special_tokens, **options)
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
         except Exception as error:  # tokenizers raise Exception itself
             raise NeighbourError(boundary, f"the tokenizer cannot encode it: {one_line(error)}") from error
 

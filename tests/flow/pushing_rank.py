@@ -12,16 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
 
 from learner.models.world import join_world
 from learner.rank.push import RankPusher
-from learner.weights.push import WeightPusher
 from protocol.settings.settings import Settings
 from rollout.engine.engine import Engine
 from rollout.engine.generation import Sampling
 from tests.fakes.in_process_server import InProcessServer
-from tests.fakes.planned_weights import planned
 from tests.fakes.ports import free_port
 from tests.fakes.tiny_models import engine_of, make_tiny_mixture, make_tiny_model
 from tests.textbook.answer import Answer
@@ -42,7 +39,6 @@ AS_ON_GPUS: dict[str, dict[str, Any]] = {
 FULL_PRECISION: dict[str, dict[str, Any]] = {"policy": {"dtype": "float32"}, "learner": {"zero_stage": 0}}
 LORA: dict[str, dict[str, Any]] = {"policy": {"dtype": "float32", "lora": {"rank": 4}}, "learner": {"zero_stage": 2}}
 QUANTISED: dict[str, dict[str, Any]] = {"policy": {"dtype": "bfloat16"}, "learner": {"zero_stage": 2}}
-LACKING = ["model.layers.1.mlp.experts.3.down_proj.weight", "model.layers.0.mlp.experts.1.gate_proj.weight"]
 EIGHT_BITS = {"quantization": "int8_per_channel_weight_only"}
 
 
@@ -53,7 +49,6 @@ class Seen:
     metrics: list[dict[str, float]] = field(default_factory=list)  # of each step
     digests: list[str] = field(default_factory=list)  # of each push
     greedy: list[float] = field(default_factory=list)  # largest difference to a greedy answer, nats, after each push
-    refusals: list[str] = field(default_factory=list)  # of pushes that lack a parameter
 
 
 class Pushing:
@@ -127,18 +122,8 @@ async def mixture(folder: Path) -> dict[str, Seen]:
         "mixture": await Pushing(engine, model, LR, FULL_PRECISION).run(NUM_LEARNT),
         "lora": await Pushing(engine, model, LR, LORA).run(NUM_LEARNT),
     }
-    seen["lacking"] = Seen(refusals=[await _refusal(engine, model, name) for name in LACKING])
     engine.shutdown()
     return seen
-
-
-async def _refusal(engine: Engine, model: Path, lacking: str) -> str:
-    """Return why the engine refuses a push of all of a model's parameters but one."""
-    tensors = {name: tensor for name, tensor in load_file(model / "model.safetensors").items() if name != lacking}
-    pusher = WeightPusher([InProcessServer("engine", engine)], "127.0.0.1", "gloo", 20.0)
-    report = await asyncio.to_thread(pusher.push, 1, *planned(tensors.items(), 1 << 20))
-    await asyncio.to_thread(pusher.close)
-    return report.failed["engine"]
 
 
 async def quantised(folder: Path) -> dict[str, Seen]:

@@ -13,7 +13,7 @@ vLLM creates one engine per worker and calls it in this order: `init_transfer_en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,8 +31,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngin
 from protocol.weights.group import BroadcastGroup, GlooGroup, nccl_broadcast, reach_store
 from protocol.weights.same_machine import SameMachineGroup
 from protocol.weights.wire import Bucket, bucket_views, read_update_message
-from rollout.engine.receiving import in_thread
-from rollout.engine.weights.received_push import KnownShapes, ReceivedPush
+from rollout.engine.weights.received_push import ReceivedPush, in_thread
 from rollout.engine.weights.reload import Reload, drop_expert_kernels
 
 ReceivedBuckets = list[tuple[Bucket, Tensor]]
@@ -77,7 +76,6 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         self._group: Future[BroadcastGroup] | None = None
         self._received = ReceivedPush()
         self._receiving: Future[ReceivedBuckets] | None = None
-        self._known = KnownShapes()
 
     def init_transfer_engine(self, init_info: GlooInit) -> None:
         """Start the rendezvous in a thread: a learner that is gone must not block generation in this worker."""
@@ -100,7 +98,6 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         if self._group is None:
             raise RuntimeError("weight push before this server joined a weight group")
         plan, joined, received = read_update_message(update_info.message), self._group, self._received
-        self._known.check(plan)
 
         def receive() -> ReceivedBuckets:
             group = joined.result()
@@ -120,7 +117,6 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         buckets = self._receiving.result()
         try:
             self.load_received(buckets)
-            self._known.keep([bucket for bucket, _ in buckets])
         finally:
             self._forget()
             in_thread("weight-free", buckets.clear)  # freeing a large model takes time that generation needs
@@ -149,8 +145,6 @@ class InPlaceLoad:
 
     def __init__(self) -> None:
         self._received = ReceivedPush()
-        self._known = KnownShapes()
-        self._plan: Sequence[Bucket] = ()
         self._reload: Reload | None = None
 
     def begin(self, model: Any, model_config: Any) -> None:
@@ -163,9 +157,8 @@ class InPlaceLoad:
             if update.expected_digest is not None:
                 self._received.confirm(update.expected_digest)
                 return
-            self._plan = read_update_message(update.message)
-            self._known.check(self._plan)
-            for bucket, flat in self._received.buckets(self._plan, device, broadcast):
+            plan = read_update_message(update.message)
+            for bucket, flat in self._received.buckets(plan, device, broadcast):
                 self._reload.load(list(bucket_views(flat, bucket)))
         except BaseException:
             self._reload.abort()
@@ -176,7 +169,6 @@ class InPlaceLoad:
             raise RuntimeError("weight commit before the digest was confirmed")
         self._received = ReceivedPush()
         self._reload.finish()
-        self._known.keep(self._plan)
 
 
 class GlooInPlaceEngine(GlooWeightEngine):

@@ -1,13 +1,18 @@
-"""The bytes of one push and the shapes that a push may have. This file does not import vLLM."""
+"""The bytes of one push, which a thread receives. This file does not import vLLM."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
 
 import torch
 
 from protocol.weights.digest import WeightDigest
 from protocol.weights.wire import Bucket, bucket_num_bytes
+
+T = TypeVar("T")
 
 
 class ReceivedPush:
@@ -39,22 +44,16 @@ class ReceivedPush:
         self.is_confirmed = True
 
 
-class KnownShapes:
-    """The shapes in which earlier pushes sent each parameter.
+def in_thread(name: str, call: Callable[[], T]) -> Future[T]:
+    """Return the call's future result. The thread is a daemon: an executor's thread would block the process's exit."""
+    made: Future[T] = Future()
+    made.set_running_or_notify_cancel()  # the call completes even if its caller stops waiting
 
-    vLLM merges several parameters of the model into one. Its own shapes therefore cannot be compared with a push's.
-    """
+    def run() -> None:
+        try:
+            made.set_result(call())
+        except BaseException as error:
+            made.set_exception(error)
 
-    def __init__(self) -> None:
-        self._shapes: dict[str, tuple[int, ...]] = {}
-
-    def check(self, plan: Sequence[Bucket]) -> None:
-        """Compare a plan with the known shapes. Raises: ValueError naming a parameter whose shape changed."""
-        for meta in (meta for bucket in plan for meta in bucket):
-            known = self._shapes.get(meta.name, meta.shape)
-            if known != meta.shape:
-                raise ValueError(f"the push has {meta.name} in shape {meta.shape}; the model has it in {known}")
-
-    def keep(self, plan: Sequence[Bucket]) -> None:
-        """Record the shapes of a plan that was loaded."""
-        self._shapes |= {meta.name: meta.shape for bucket in plan for meta in bucket}
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return made

@@ -11,8 +11,7 @@ import msgspec
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from protocol.errors import FrameError, NeighbourError
-from protocol.wire.header_shape import check_shape
+from protocol.errors import NeighbourError
 from protocol.wire.messages import Columns, Text, Turns
 from rollout.environments.base import Observation, Step
 
@@ -185,8 +184,7 @@ def _can_be_sent(row: Row) -> bool:
     """Return whether `load_prompts` would let a row through."""
     try:
         encoded = msgspec.msgpack.encode((row.prompt, row.label, row.columns))
-        check_shape(encoded)
         _row_decoder.decode(encoded)
-    except (FrameError, msgspec.MsgspecError, TypeError, ValueError, OverflowError):
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError):
         return False
     return True

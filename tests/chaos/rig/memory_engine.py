@@ -15,8 +15,7 @@ import torch
 from protocol.errors import NeighbourError
 from protocol.weights.group import GlooGroup, reach_store
 from protocol.weights.wire import Bucket, bucket_views, read_update_message
-from rollout.engine.receiving import in_thread
-from rollout.engine.weights.received_push import ReceivedPush
+from rollout.engine.weights.received_push import ReceivedPush, in_thread
 from tests.fakes.engines import PacedEngine
 
 Token = tuple[int, float]

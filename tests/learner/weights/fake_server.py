@@ -15,7 +15,7 @@ from protocol.weights.digest import WeightDigest
 from protocol.weights.group import PEER_LOST, BroadcastGroup, GlooGroup, reach_store
 from protocol.weights.same_machine import SameMachineGroup
 from protocol.weights.wire import bucket_num_bytes, bucket_views, read_update_message
-from rollout.engine.receiving import in_thread
+from rollout.engine.weights.received_push import in_thread
 
 
 class FakeServer:

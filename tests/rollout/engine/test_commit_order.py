@@ -1,14 +1,13 @@
 """What vLLM gets before a commit and behind it, and under which name it caches that."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from protocol.errors import NeighbourError
-from rollout.engine.core_calls import COMMIT, HAS_RECEIVED
 from rollout.engine.engine import Engine
 from rollout.engine.generation import Sampling
 from tests.fakes.tiny_models import engine_of
@@ -27,27 +26,46 @@ class SendingEngine(Engine):
 
 
 class Vllm:
-    """Notes what it is sent, in order: "commit", or the salt of a request."""
+    """Notes its calls in order: names of a push's calls, and the salts of requests.
 
-    def __init__(self) -> None:
+    refuses: name of a call that fails. received: answers of its workers.
+    """
+
+    def __init__(self, refuses: str = "", received: Sequence[list[bool]] = ([True],)) -> None:
         self.sent: list[str] = []
         self.errored = False
-        self.engine_core = SimpleNamespace(
-            call_utility_async=self._call, resources=SimpleNamespace(engine_manager=None)
-        )
-        self.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(scheduler_cls=""))
+        self._refuses = refuses
+        self._received = iter(received)
+        resources = SimpleNamespace(engine_manager=None)
+        self.engine_core = SimpleNamespace(pause_scheduler_async=self._pause, resources=resources)
 
     def get_tokenizer(self) -> Any:
         return None
 
-    async def _call(self, method: str, *_: str) -> float | bool:
-        if method == HAS_RECEIVED:
-            await asyncio.sleep(0)
-            return True
-        assert method == COMMIT
-        self.sent.append("commit")
+    async def _pause(self, mode: str, clear_cache: bool) -> None:
+        assert (mode, clear_cache) == ("keep", False)
+        await self._note("pause")
+
+    async def update_weights(self, request: Any) -> None:
+        await self._note(request.update_info["expected_digest"])
+
+    async def finish_weight_update(self, version: str) -> None:
+        await self._note(version)
+
+    async def resume_generation(self) -> None:
+        await self._note("resume")
+
+    async def collective_rpc(self, method: str) -> list[bool]:
         await asyncio.sleep(0)
-        return 0.0
+        if (answer := next(self._received, None)) is None:
+            await asyncio.Event().wait()
+        return answer or []
+
+    async def _note(self, call: str) -> None:
+        self.sent.append(call)
+        await asyncio.sleep(0)
+        if call == self._refuses:
+            raise ValueError("refused")
 
 
 async def test_request_that_vllm_gets_before_new_weights_is_not_cached_under_their_name(
@@ -67,8 +85,44 @@ async def test_request_that_vllm_gets_before_new_weights_is_not_cached_under_the
     await committing
     await generate()
 
-    where = vllm.sent.index("commit")
+    where = vllm.sent.index("pause")
     assert not set(vllm.sent[:where]) & set(vllm.sent[where:])
+
+
+async def test_commit_loads_confirmed_weights_during_a_pause() -> None:
+    engine = SendingEngine(engine_of("model"), vllm := Vllm())
+    engine._is_received = True
+
+    assert 0.0 <= await engine.commit(2, "digest") < 60.0
+    assert vllm.sent == ["pause", "digest", "2", "resume"]
+    assert not engine.stats.is_paused
+
+
+@pytest.mark.parametrize("refuses", ["pause", "digest", "2"])
+async def test_engine_stays_paused_without_a_version_after_a_refusal(refuses: str) -> None:
+    engine = SendingEngine(engine_of("model"), vllm := Vllm(refuses))
+    engine.policy_version, engine._is_received = 1, True
+    with pytest.raises(NeighbourError, match=r"^engine: ValueError: refused$"):
+        await engine.commit(2, "digest")
+
+    assert vllm.sent[-1] == refuses
+    assert engine.policy_version is None
+    assert engine.stats.is_paused
+
+
+async def test_push_is_received_when_every_worker_has_it() -> None:
+    engine = SendingEngine(engine_of("model"), Vllm(received=([True, False], [True, True])))
+    engine._update = {}
+    await engine.receive()
+
+    assert engine._is_received
+
+
+async def test_receiving_ends_when_the_engine_is_dead() -> None:
+    engine = SendingEngine(engine_of("model"), vllm := Vllm(received=()))
+    engine._update, vllm.errored = {}, True
+    with pytest.raises(NeighbourError, match=r"^engine: died before it answered sluice_has_received$"):
+        await engine.receive()
 
 
 async def test_push_that_the_engine_forgot_while_it_came_is_not_loaded_for_who_comes_next() -> None:

@@ -1,4 +1,4 @@
-"""A push is confirmed only by the digest of the received bytes, and may not change a parameter's shape."""
+"""A push is confirmed only by the digest of the received bytes."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import torch
 
 from protocol.weights.digest import WeightDigest
 from protocol.weights.wire import TensorMeta, bucket_num_bytes
-from rollout.engine.weights.received_push import KnownShapes, ReceivedPush
+from rollout.engine.weights.received_push import ReceivedPush
 from tests.fakes.planned_weights import plan_buckets
 
 PLAN = plan_buckets([TensorMeta("a", "float32", (2,)), TensorMeta("b", "float32", (40,))], 100)
@@ -65,13 +65,3 @@ def test_push_that_did_not_come_to_its_end_is_refused() -> None:
 def test_push_is_refused_when_the_learner_gives_it_up() -> None:
     with pytest.raises(ValueError, match="sent nothing, received"):
         _received(1, 2).confirm("")
-
-
-def test_parameter_whose_shape_changed_is_refused_by_its_name() -> None:
-    norm, head = TensorMeta("norm", "float32", (8,)), TensorMeta("head", "float32", (8, 4))
-    known = KnownShapes()
-    known.check(plan_buckets([norm, head], 64))
-    known.keep(plan_buckets([norm, head], 64))
-    known.check(plan_buckets([head, TensorMeta("more", "float32", (2,))], 64))
-    with pytest.raises(ValueError, match=r"^the push has head in shape \(4, 8\); the model has it in \(8, 4\)$"):
-        known.check(plan_buckets([norm, TensorMeta("head", "bfloat16", (4, 8))], 64))

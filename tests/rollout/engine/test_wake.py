@@ -1,4 +1,4 @@
-"""Whether an engine that wakes goes on with what is in flight, on vLLM's own rules of sleeping and waking."""
+"""When an engine that wakes resumes its requests, by vLLM's own rules of sleeping and waking."""
 
 import asyncio
 from types import SimpleNamespace
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from rollout.engine.core_calls import add_calls
 from rollout.engine.engine import Engine
 from tests.fakes.tiny_models import engine_of
 
@@ -41,7 +40,6 @@ def core_without_a_model() -> Any:
 
         def _finish_pause(self, clear_cache: bool) -> None: ...
 
-    add_calls(Core, "wake up")
     return Core()
 
 
@@ -51,10 +49,7 @@ class Vllm:
     def __init__(self, core: Any) -> None:
         self._core = core
         resources = SimpleNamespace(engine_manager=None)
-        self.engine_core = SimpleNamespace(
-            call_utility_async=self._call, pause_scheduler_async=self._pause, resources=resources
-        )
-        self.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(scheduler_cls=""))
+        self.engine_core = SimpleNamespace(pause_scheduler_async=self._pause, resources=resources)
 
     def get_tokenizer(self) -> Any:
         return None
@@ -67,32 +62,56 @@ class Vllm:
 
     async def start_weight_update(self) -> None: ...
 
+    async def update_weights(self, request: Any) -> None: ...
+
+    async def finish_weight_update(self, version: str) -> None: ...
+
     async def _pause(self, mode: Any, clear_cache: bool) -> None:
         self._core.pause_scheduler(mode, clear_cache)
         await asyncio.sleep(0.05)  # the answer is on its way
 
-    async def _call(self, method: str) -> Any:
-        return getattr(self._core, method)()
-
 
 @pytest.mark.parametrize("is_broken", [False, True])
-async def test_what_is_in_flight_goes_on_after_a_sleep_unless_a_push_has_left_weights_of_no_version(
-    is_broken: bool,
-) -> None:
+async def test_requests_resume_after_a_sleep_unless_the_weights_have_no_version(is_broken: bool) -> None:
     core = core_without_a_model()
     engine = Engine(engine_of("model", second_copy=False), Vllm(core))
     engine.policy_version = 1
     await engine.sleep()
-    if is_broken:  # as `prepare` has it, until a commit: what is written meanwhile would pass for version 1's
+    if is_broken:  # as `prepare` leaves it until a commit
         engine.policy_version = None
     await engine.wake()
 
-    assert not core.model_executor.is_sleeping
     assert core.is_generating is not is_broken
+    assert core.model_executor.is_sleeping is is_broken
     assert engine.stats.is_paused is is_broken
 
 
-async def test_an_engine_that_is_woken_while_a_push_begins_stands_still() -> None:
+async def test_commit_of_an_engine_that_sleeps_loads_and_waking_resumes_it() -> None:
+    core = core_without_a_model()
+    engine = Engine(engine_of("model", second_copy=False), Vllm(core))
+    await engine.sleep()
+    engine._is_received = True
+    await engine.commit(1, "digest")
+    was_generating = core.is_generating
+    await engine.wake()
+
+    assert (was_generating, core.is_generating) == (False, True)
+    assert not core.model_executor.is_sleeping
+
+
+async def test_commit_of_an_engine_that_was_woken_without_a_version_takes_its_memory_back() -> None:
+    core = core_without_a_model()
+    engine = Engine(engine_of("model", second_copy=False), Vllm(core))
+    await engine.sleep()
+    await engine.wake()
+    engine._is_received = True
+    await engine.commit(1, "digest")
+
+    assert core.is_generating
+    assert not core.model_executor.is_sleeping
+
+
+async def test_an_engine_that_is_woken_while_a_push_begins_stays_paused() -> None:
     core = core_without_a_model()
     engine = Engine(engine_of("model", second_copy=False), Vllm(core))
     engine.policy_version = 1
@@ -103,5 +122,4 @@ async def test_an_engine_that_is_woken_while_a_push_begins_stands_still() -> Non
     await engine.wake()
     await preparing
 
-    assert not core.model_executor.is_sleeping
     assert not core.is_generating
