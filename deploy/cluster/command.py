@@ -1,6 +1,6 @@
 """`python -m deploy.cluster VERB`, for this node's cluster.
 
-VERB: start, stop, status, nodes, wait-nodes, servers, drain, undrain, healthy.
+VERB: start, stop, status, nodes, wait-nodes, healthy.
 
 Used by deploy/start_cluster.sh and deploy/stop_cluster.sh. Exit status: 0; 1 with one sentence; 2 for a wrong option.
 """
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from deploy.cluster.known import connect_environment, is_ray_healthy
-from deploy.cluster.servers import change_servers
 from deploy.cluster.start import start
 from deploy.cluster.stop import stop
 from deploy.cluster.tables import node_rows, show_cluster, show_nodes
@@ -25,9 +24,6 @@ _USAGE = {
     "status": "   shows this node's processes and their logs",
     "nodes": "   shows every node of the cluster",
     "wait-nodes": "N [SECONDS]    returns when the cluster has N nodes; fails after SECONDS (300)",
-    "servers": "RUN +N|-N    adds rollout servers to a running run, or removes some",
-    "drain": "ADDRESS    moves servers and ranks off a node, and starts nothing new there",
-    "undrain": "ADDRESS    lets servers and ranks start on a node again",
     "healthy": "   returns when Ray and the services of this node are healthy: for probes",
 }
 _HELP = ("-h", "--help")
@@ -41,9 +37,6 @@ def main(arguments: Sequence[str]) -> int:
         "status": _status,
         "nodes": _nodes,
         "wait-nodes": _wait_nodes,
-        "servers": lambda arguments: print(change_servers(arguments)),
-        "drain": _drain,
-        "undrain": _undrain,
         "healthy": _healthy,
     }
     if arguments and arguments[0] in _HELP:
@@ -100,24 +93,6 @@ def _wait_nodes(arguments: Sequence[str]) -> None:
         await_nodes(int(arguments[0]), float(arguments[1]) if len(arguments) > 1 else _NODES_S)
 
 
-def _drain(arguments: Sequence[str]) -> None:
-    """Move a run's processes off a node. Raises: OperatorError when one has to stay."""
-    _check_names_a_node("drain", arguments)
-    with _cluster_connection():
-        from deploy.cluster.drain import drain_node
-
-        print(drain_node(arguments))
-
-
-def _undrain(arguments: Sequence[str]) -> None:
-    """Let processes start on a node again. Raises: OperatorError when there is no such node."""
-    _check_names_a_node("undrain", arguments)
-    with _cluster_connection():
-        from deploy.cluster.drain import undrain_node
-
-        print(undrain_node(arguments))
-
-
 def _healthy(arguments: Sequence[str]) -> None:
     """Return when Ray and the services of this node are healthy: for container probes, in half a second without Ray.
 
@@ -142,13 +117,6 @@ def _status(arguments: Sequence[str]) -> None:
         raise OperatorError(
             f"Down: {', '.join(down)}. The node's keeper restarts an ended service by itself; "
             "deploy/start_cluster.sh starts the rest."
-        )
-
-
-def _check_names_a_node(verb: str, arguments: Sequence[str]) -> None:
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise SettingsError(
-            f"{verb}: give one node by its address, as python -m deploy.cluster nodes shows it: {verb} 10.0.0.2."
         )
 
 

@@ -78,13 +78,6 @@ def stop_servers(timeout_s: float) -> None:
         ask(fleet.stop_all.remote(), timeout_s)
 
 
-def stop_server(name: str, timeout_s: float) -> None:
-    """Stop one rollout server in order. Raises: OperatorError when it does not end."""
-    fleet = _find()
-    if fleet is not None:
-        ask(fleet.remove.remote(name), timeout_s)
-
-
 def ask(reference: Any, timeout_s: float, who: str = "fleet") -> Any:
     """Return an actor's answer. Raises: OperatorError naming the actor when it failed or was late."""
     try:

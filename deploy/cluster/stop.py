@@ -56,7 +56,7 @@ def _end_orderly(state: ClusterState, is_now: bool) -> None:
 
     try:
         with connection(state.ray_address, state.node_ip):
-            run = None if _has_left(state) else find_attached_run(_ANSWER_S)
+            run = find_attached_run(_ANSWER_S)
             if run is not None and is_now:
                 print(f"Ending {run} at once: the steps after its last checkpoint are lost.", flush=True)
             elif run is not None:
@@ -73,13 +73,3 @@ def _end_orderly(state: ClusterState, is_now: bool) -> None:
         raise
     except OperatorError as error:
         print(f"{error} Its servers are ended with Ray.", file=sys.stderr)
-
-
-def _has_left(state: ClusterState) -> bool:
-    """Return whether this node is drained, and the run has moved to other nodes."""
-    from deploy.cluster.keeper_client import own_node
-    from protocol.node.ray_nodes import drained_nodes, read_drain_report
-
-    node = own_node()
-    word = read_drain_report(node) if node in drained_nodes() else None
-    return not is_head(state) and word is not None and word.is_over

@@ -20,7 +20,7 @@ from protocol.node.home import ClusterState, ProcessRecord
 from protocol.ray_calls import FLEET, NAMESPACE, keeper_of
 
 _ANSWER_S = 10.0
-NodeState = Literal["ready", "drained", "starting", "silent", "gone"]
+NodeState = Literal["ready", "starting", "silent", "gone"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class NodeRow:
 
     address: str
     is_head: bool
-    state: NodeState  # drained: ready, and takes nothing new; starting: without a keeper; silent: no answer
+    state: NodeState  # starting: without a keeper; silent: no answer
     num_servers: int  # rollout servers there
     num_gpus: float  # GPUs that Ray counts there
 
@@ -111,19 +111,17 @@ def node_rows() -> list[NodeRow]:
     import ray
 
     from deploy.cluster.keeper_client import HEAD_RESOURCE
-    from protocol.node.ray_nodes import drained_nodes, living_nodes
+    from protocol.node.ray_nodes import living_nodes
 
     living = {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in living_nodes()}
     answers = {node_id: _ask_keeper(node_id) for node_id in living}
-    servers, drained = _servers_by_node(), drained_nodes()
+    servers = _servers_by_node()
     deadline = time.monotonic() + _ANSWER_S
     rows = {}
     for node in ray.nodes():
         node_id, address = str(node["NodeID"]), str(node["NodeManagerAddress"])
         if node_id in living or address not in living.values():
             state = _state_of(answers[node_id], deadline) if node_id in living else "gone"
-            if state == "ready" and node_id in drained:
-                state = "drained"
             num_gpus = float(node["Resources"].get("GPU", 0))
             is_head = HEAD_RESOURCE in node["Resources"]
             rows[address] = NodeRow(address, is_head, state, servers[address], num_gpus)

@@ -5,7 +5,6 @@ restarted fleet knows as much as the one before.
 """
 
 import asyncio
-import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
@@ -141,26 +140,6 @@ class Fleet:
             starts += [self._start(name, request, place) for name, place in missing.items()]
             infos += _all_of(await asyncio.gather(*starts, return_exceptions=True))
         return _in_order(infos)
-
-    async def add(
-        self, spec: dict[str, Any], nodes: list[str], num_gpus: float = 0, resources: dict[str, float] | None = None
-    ) -> list[ServerInfo]:
-        """Start a server on each of these nodes. Arguments, errors: as for `ensure`; an error leaves no new server."""
-        request = EngineRequest.model_validate(spec)
-        async with self._changing:
-            taken = set(server_names())
-            free = (name for number in itertools.count() if (name := f"{SERVER_PREFIX}{number}") not in taken)
-            new = dict(zip(free, places(len(nodes), num_gpus, nodes, resources), strict=False))
-            starts = [self._start(name, request, place) for name, place in new.items()]
-            started = await asyncio.gather(*starts, return_exceptions=True)
-            if any(isinstance(each, BaseException) for each in started):
-                await asyncio.gather(*map(stop_server, new))
-            return _all_of(started)
-
-    async def remove(self, name: str) -> None:
-        """Stop one server, which leaves its run first. Returns when it is gone."""
-        async with self._changing:
-            await self._end(name)
 
     async def describe(self) -> list[dict[str, Any]]:
         """Return each server's `describe()` with node_ip, pid and log; is_alive is False when it does not answer."""

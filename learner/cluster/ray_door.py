@@ -12,9 +12,9 @@ from ray.exceptions import RayError
 
 from learner.cluster.cluster_loss import describe_cluster_loss
 from learner.plan.processes import Node
-from protocol.errors import OperatorError, SettingsError
+from protocol.errors import OperatorError
 from protocol.node.home import ClusterState
-from protocol.node.ray_nodes import drained_nodes, living_nodes
+from protocol.node.ray_nodes import living_nodes
 from protocol.one_line import first_line
 from protocol.ray_calls import naming_ray_errors
 from protocol.settings.placement import without_names_of_ray
@@ -60,29 +60,8 @@ def _silence_ray() -> None:
 
 
 def nodes() -> list[Node]:
-    """Return the living nodes that take new processes: drained nodes do not."""
-    drained = drained_nodes()
-    there = (found for found in living_nodes() if found["NodeID"] not in drained)
-    return sorted((_node(found) for found in there), key=lambda node: node.node_ip)
-
-
-@contextmanager
-def naming_drained() -> Iterator[None]:
-    """Add the drained nodes to the error when the others cannot hold a run.
-
-    Raises: the block's error.
-    """
-    try:
-        yield
-    except SettingsError as error:
-        drained = drained_nodes()
-        left_out = sorted(node["NodeManagerAddress"] for node in living_nodes() if node["NodeID"] in drained)
-        if not left_out:
-            raise
-        raise SettingsError(
-            f"{error} Drained, and so not counted: {', '.join(left_out)}. python -m deploy.cluster undrain NODE "
-            "makes a node usable again."
-        ) from None
+    """Return the living nodes, ordered by address."""
+    return sorted(map(_node, living_nodes()), key=lambda node: node.node_ip)
 
 
 def _node(found: Mapping[str, Any]) -> Node:

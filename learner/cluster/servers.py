@@ -78,21 +78,11 @@ def is_alive(name: str) -> bool:
 
 
 class ServerCalls:
-    """A run's calls to its servers, the fleet, the coordinator and rank 0. None blocks."""
+    """A run's calls to its servers, the coordinator and rank 0. None blocks."""
 
-    def __init__(
-        self,
-        engine: EngineRequest,
-        coordinator: Any,
-        push_to: Callable[[tuple[str, ...]], Any],
-        plan: Callable[[int], Processes],
-    ) -> None:
-        """engine: start options of every server. push_to: makes rank 0 push weights to these servers.
-
-        plan: returns the places of a number of servers; raises OperatorError when they do not fit.
-        """
+    def __init__(self, engine: EngineRequest, coordinator: Any, push_to: Callable[[tuple[str, ...]], Any]) -> None:
+        """engine: start options of every server. push_to: makes rank 0 push weights to these servers."""
         self.push_to = push_to
-        self.plan = plan
         self._engine = engine
         self._coordinator = coordinator
 
@@ -107,25 +97,12 @@ class ServerCalls:
         return is_done(reference)
 
     def result(self, reference: Any, name: str) -> Any:
-        """Return the reply. Raises: the server's or the fleet's error; NeighbourError when it died."""
+        """Return the reply. Raises: the server's error; NeighbourError when it died."""
         return call(reference, name)
-
-    def add(self, planned: Processes, nodes: Sequence[str]) -> Any:
-        """Start a server on each node; return a reference to a list of `ServerInfo`."""
-        engine, resources = self._engine.model_dump(), dict(planned.resources)
-        return find_fleet().add.remote(engine, list(nodes), planned.num_gpus, resources)
-
-    def remove(self, name: str) -> Any:
-        """Stop a server; return a reference."""
-        return find_fleet().remove.remote(name)
 
     def lose(self, name: str, reason: str) -> None:
         """Recall the leases of a crashed server."""
         self._coordinator.lose_server.remote(name, reason)
-
-    def release(self, name: str, reason: str) -> None:
-        """Lease a removed server's samples to other servers."""
-        self._coordinator.release_server.remote(name, reason)
 
 
 class RayServer:

@@ -84,10 +84,6 @@ class CoordinatorProcess:
         """Take back the leases of a server that died."""
         self._loop.submit(lambda coordinator: coordinator.lose_server(server, reason))
 
-    def release_server(self, server: str, reason: str) -> None:
-        """Take back the leases of a server that was removed from the run; its samples did not fail."""
-        self._loop.submit(lambda coordinator: coordinator.lose_server(server, reason, is_dead=False))
-
     def close(self) -> None:
         """Stop the loop, cancel a running copy of the ledger, then close the ledger, with all its changes on disk."""
         self._loop.close()

@@ -1,6 +1,5 @@
 """The plan of a run's processes from settings, model sizes and nodes. `--plan` prints it; a start follows it."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -54,27 +53,6 @@ def plan_topology(settings: Settings, sizes: Sizes, nodes: Sequence[Node] | None
         ranks, servers = _with_share(ranks, _RANKS_SHARE), _with_share(servers, _SERVERS_SHARE)
     window = Processes("coordinator", 1, 0, "here", _window_bytes(settings), "for the window")
     return Topology(window, ranks, servers, backend, ordered, is_shared)
-
-
-def place_servers(ranks: Processes, planned: Topology, settings: Settings) -> Processes:
-    """Return the servers of a plan with places next to these running ranks, which keep their nodes.
-
-    Raises: SettingsError when there is no room.
-    """
-    at = Counter(node.node_id for node in ranks.places)
-    if at == Counter(node.node_id for node in planned.ranks.places):
-        return planned.servers
-    capacity = FreeCapacity(planned.nodes)
-    for_ranks, for_servers = _requests(ranks, planned.servers, settings)
-    for number, node in enumerate(capacity.nodes):
-        capacity.take(for_ranks, number, at[node.node_id])
-    found = None if settings.placement.is_colocated else place(for_servers, capacity)
-    if found is None:
-        raise SettingsError(
-            f"settings: {planned.servers.count} rollout servers do not fit next to the running learner ranks. Have "
-            "nodes join (deploy/start_cluster.sh --join); or stop the run and resume it with this number."
-        )
-    return replace(planned.servers, places=tuple(found))
 
 
 def choose_backend(wanted: str, num_gpus: int | None, num_sharing: int = 0) -> Backend:

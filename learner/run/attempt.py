@@ -9,25 +9,53 @@ from typing import TYPE_CHECKING, Any
 
 from learner.cluster import fleet, processes, ray_door, servers
 from learner.cluster.cluster_loss import check_cluster
+from learner.disk.model_folder import read_vocab_size
+from learner.plan.topology import plan_topology
 from learner.rank.process import WAITING_FOR_BATCH, RunPlace
-from learner.run.await_plan import StoppedAtStart, await_nodes, plan_run, plan_servers
-from learner.run.drain import NodeDrain, RanksMustMove
 from learner.run.rank_watch import RankWatch
 from learner.run.servers import RunServers
-from protocol.errors import NeighbourError, OperatorError
+from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.settings.run_spec import EngineRequest, RunSpec, engine_request, run_spec
 
 if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
     from pathlib import Path
 
+    from learner.checkpoint.copier import CheckpointCopier
+    from learner.disk.run_folder import MetricsReader
+    from learner.live.view import LiveView
+    from learner.plan.memory import Sizes
     from learner.plan.processes import Topology
-    from learner.run.context import RunContext
     from learner.run.start import RunStart
+    from protocol.node.home import ClusterState
+    from protocol.settings.settings import Settings
 
 _POLL_S = 0.5
 _CHECK_S = 2.0
+# A restarted node is back within minutes.
+_NODES_S = 180.0
 # The fleet's processes import torch before they are lent.
 _IMPORT_S = 180.0
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Everything that all attempts of a run share."""
+
+    settings: Settings  # settings as given
+    model: Path  # local folder of the policy
+    sizes: Sizes  # sizes of the run's models, for the plan of each attempt
+    cluster: ClusterState  # addresses and files of this node's cluster
+    view: LiveView  # panel or log lines that the user sees
+    stop: threading.Event  # set by the first Ctrl-C, SIGTERM or SIGHUP
+    metrics: MetricsReader  # source of the new lines of metrics.jsonl
+    record: Callable[[dict[str, float]], None]  # consumer of each new line of metrics.jsonl
+    copies: CheckpointCopier | None  # copier of checkpoints; None: they are not copied
+
+
+class StoppedAtStart(Exception):
+    """Ctrl-C, SIGTERM or SIGHUP came while the run was still starting."""
 
 
 @dataclass
@@ -51,10 +79,10 @@ class RunAttempt:
         """
         context, settings, folder = self.context, self.context.settings, self.start.folder.resolve()
         fleet.await_fleet()
-        plan = await_nodes(lambda: plan_run(context), context.view, context.stop, context.cluster)
-        self._topology = plan
+        self._topology = plan = await_plan(context)
+        where, vocab_size = context.cluster.node_ip, read_vocab_size(context.model)
         self._coordinator = processes.place_coordinator(
-            settings, folder, self.start.run_id, self.start.step, context.cluster.node_ip, context.vocab_size
+            settings, folder, self.start.run_id, self.start.step, where, vocab_size
         )
         opening = self._coordinator.open.remote()
         fleet.be_admitted(self._coordinator)
@@ -80,12 +108,11 @@ class RunAttempt:
     def watch(self) -> str:
         """Show the run until all ranks have returned; returns how it ended.
 
-        Raises: the error of a rank or the coordinator; RanksMustMove when ranks left a drained node.
+        Raises: the error of a rank or the coordinator; OperatorError when a rule of the settings ended the run.
         """
         training = {rank.ask("train", self._place()): rank.name for rank in self._ranks}
         first = next(iter(training))
         ranks = RankWatch(self._ranks, ray_door.is_done, ray_door.call)
-        drain = NodeDrain(self.context, self._topology, self._servers, self._coordinator)
         checked_at = stopped_at = 0.0
         while training:
             finished = self._finished_ranks(training, ranks)
@@ -95,7 +122,7 @@ class RunAttempt:
             if now - checked_at > _CHECK_S:
                 checked_at = now
                 check_cluster(self.context.cluster)
-                self._check_servers(drain, ranks)
+                self._check_servers(ranks)
                 ranks.poll()
             if stopped_at and now - stopped_at > self.context.settings.run.drain_s:
                 return f"Stopped. The step after {self.step} did not end in time and was dropped."
@@ -107,8 +134,6 @@ class RunAttempt:
         ended = str(ray_door.call(first, self._ranks[0].name))
         if (reason := ray_door.call(self._coordinator.status.remote(), "the coordinator").give_up_reason) is not None:
             raise OperatorError(f"The run ended after step {self.step}. {reason}")
-        if drain.must_move and not self.context.stop.is_set() and self.step < self.context.settings.run.max_steps:
-            raise RanksMustMove(drain.must_move)
         return ended
 
     def detach_servers(self) -> None:
@@ -140,12 +165,9 @@ class RunAttempt:
         spec = run_spec(settings, self.start.run_id, incarnation, address)
         self._spec = spec.model_copy(update={"shared_retrievers": servers.shared_retrievers(infos)})
         calls = servers.ServerCalls(
-            engine,
-            self._coordinator,
-            push_to=lambda names: self._ranks[0].ask("push_to", names),
-            plan=lambda number: plan_servers(self.context, self._topology, number),
+            engine, self._coordinator, push_to=lambda names: self._ranks[0].ask("push_to", names)
         )
-        self._servers = RunServers(infos, self._spec, calls, self.start.folder, settings.retriever.other_index)
+        self._servers = RunServers(infos, self._spec, calls, settings.retriever.other_index)
         if self._servers.names:
             view.show_phase("attaching rollout servers")
             if late := ", ".join(self._servers.late_names):
@@ -165,16 +187,13 @@ class RunAttempt:
             shares_devices=self._topology.shares_devices,
         )
 
-    def _check_servers(self, drain: NodeDrain, ranks: RankWatch) -> None:
-        """Bring the servers to the wanted state. Raises: OperatorError when none serves or may serve later."""
-        self._show_messages(drain.poll())
-        if not drain.must_move:
-            # A server that starts takes its share of a shared device, which must not happen while a rank trains there.
-            is_free = not self._topology.shares_devices or ranks.phases[0].startswith(WAITING_FOR_BATCH)
-            self._show_messages(self._servers.poll(may_start=is_free))
+    def _check_servers(self, ranks: RankWatch) -> None:
+        """Restart servers that ended. Raises: OperatorError when none serves or may serve later."""
+        # A server that starts takes its share of a shared device, which must not happen while a rank trains there.
+        if not self._topology.shares_devices or ranks.phases[0].startswith(WAITING_FOR_BATCH):
+            self._show_messages(self._servers.poll())
         if not self._servers.may_serve:
             raise OperatorError("Every rollout server failed; see their logs with deploy.cluster status.")
-        self.context.num_servers = self._servers.num_wanted or self.context.num_servers
 
     def _finished_ranks(self, training: dict[Any, str], ranks: RankWatch) -> list[str]:
         """Return the names of ranks that returned. Raises: NeighbourError with the first that crashed, if known."""
@@ -229,3 +248,22 @@ class RunAttempt:
         first = self._ranks[0]
         phase, is_moving = ray_door.call(first.ask("progress"), first.name, 120.0)
         return str(phase), bool(is_moving)
+
+
+def await_plan(context: RunContext) -> Topology:
+    """Return the plan for the nodes that are there now, as soon as they can hold the run.
+
+    Blocks for 180 s at most.
+    Raises: OperatorError with the reason; StoppedAtStart; NeighbourError when the cluster is gone.
+    """
+    deadline = time.monotonic() + _NODES_S
+    while True:
+        try:
+            return plan_topology(context.settings, context.sizes, ray_door.nodes())
+        except SettingsError as error:
+            if time.monotonic() > deadline:
+                raise OperatorError(f"The cluster's nodes cannot hold the run any more. {error}") from None
+            context.view.show_phase(f"waiting for nodes: {' '.join(str(error).split())}")
+        if context.stop.wait(_POLL_S):
+            raise StoppedAtStart
+        check_cluster(context.cluster)

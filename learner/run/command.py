@@ -94,10 +94,10 @@ def _main(arguments: Sequence[str]) -> int:
     checked = check_run(settings, is_fetching=True)
     if own.no_wait:
         return start_detached(arguments, checked.start.folder)
-    _show_settings(checked.settings)
+    _show_settings(settings)
     from learner.run.driver import drive
 
-    return drive(checked)
+    return drive(settings, checked)
 
 
 def _config(given: str | None, options: Sequence[str]) -> Path | None:

@@ -5,7 +5,6 @@
     a process, during a resumed start         one more attempt
     a process, during a first start           the run fails: its settings may be wrong
     the cluster                               the run fails
-    ranks on drained nodes (no crash)         another attempt on other nodes
 
 Modules that import Ray are imported late: Ray reads its credentials when it is first imported.
 """
@@ -18,19 +17,25 @@ from typing import TYPE_CHECKING
 
 from learner.checkpoint.manifest import RefusedCheckpointError
 from learner.cluster.cluster_loss import describe_cluster_loss
+from learner.disk.run_folder import MetricsReader
 from learner.live.view import LiveView
+from learner.plan.memory import Sizes, read_sizes
+from learner.plan.needs import needs_of
+from learner.plan.topology import plan_topology
 from learner.report.write import write_report
 from learner.run.checks.preflight import CheckedRun
+from learner.run.copied_start import copier_of
 from learner.run.pages import MetricsPages
 from learner.run.start import RunStart, lock_folder, plan_restart, prepare_folder, set_refused_aside
 from learner.run.terminal import say, stop_signals
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.current_run import using_cluster
 from protocol.node.home import read_cluster
+from protocol.settings.run_spec import run_spec
+from protocol.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from learner.run.attempt import RunAttempt
-    from learner.run.context import RunContext
+    from learner.run.attempt import RunAttempt, RunContext
 
 
 @dataclass
@@ -41,7 +46,7 @@ class _Progress:
     has_trained: bool = False  # True: an attempt was launched
 
 
-def drive(checked: CheckedRun) -> int:
+def drive(settings: Settings, checked: CheckedRun) -> int:
     """Run to the end; returns the exit status.
 
     Raises: OperatorError and NeighbourError, after everything was ended. A run that failed before it trained leaves no
@@ -50,10 +55,10 @@ def drive(checked: CheckedRun) -> int:
     cluster = read_cluster()
     if (loss := describe_cluster_loss(cluster)) is not None:
         raise OperatorError(f"{loss}. Start the cluster with deploy/start_cluster.sh.")
-    start, settings, progress = checked.start, checked.settings, _Progress()
+    start, progress = checked.start, _Progress()
     os.environ |= cluster.ray_environment()
     from learner.cluster import ray_door
-    from learner.run.context import make_context
+    from learner.run.attempt import RunContext
 
     with (
         using_cluster(start.run_id, start.folder),
@@ -65,7 +70,10 @@ def drive(checked: CheckedRun) -> int:
         for notice in checked.notices:
             view.message(notice)
         try:
-            context = make_context(checked, cluster, view, stop, pages.record)
+            sizes = read_sizes(settings, checked.model)
+            _check_cluster(settings, start, sizes, view)
+            metrics, copies = MetricsReader(start.folder / "metrics.jsonl"), copier_of(settings, start)
+            context = RunContext(settings, checked.model, sizes, cluster, view, stop, metrics, pages.record, copies)
             is_new = not start.folder.exists()
             with lock_folder(start):
                 progress.has_made_folder = is_new  # under the lock: a failure removes no folder of another command
@@ -82,14 +90,26 @@ def drive(checked: CheckedRun) -> int:
     return 0
 
 
+def _check_cluster(settings: Settings, start: RunStart, sizes: Sizes, view: LiveView) -> None:
+    """Check that the running cluster can hold the run; starts and writes nothing. Raises: the first problem."""
+    from learner.cluster import fleet, ray_door
+
+    if not start.seen:  # the attempt of a resumed run waits for nodes that are away
+        plan_topology(settings, sizes, ray_door.nodes())
+    fleet.await_idle_fleet()
+    if fleet.renew_fleet():
+        view.message("The code has changed since the cluster was started: its processes with other code restart.")
+    if needs_of(settings).rollouts:
+        view.show_phase("asking reward services and retriever")
+        fleet.check_services(run_spec(settings, start.run_id, 0, "unset"))
+
+
 def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -> str:
     """Return how the run ended, after as many attempts as the table of this file allows.
 
     Raises: the error of the last attempt. No process of the run is left then, and the servers stay warm.
     """
-    from learner.run.attempt import RunAttempt
-    from learner.run.await_plan import StoppedAtStart
-    from learner.run.drain import RanksMustMove
+    from learner.run.attempt import RunAttempt, StoppedAtStart
 
     furthest, num_restarts = -1, 0
     while True:
@@ -102,10 +122,6 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
             ended = attempt.watch()
         except StoppedAtStart:
             ended = "Stopped before the first step."
-        except RanksMustMove as reason:
-            attempt.end()
-            start = _restart(context, start, reason)
-            continue
         except RefusedCheckpointError as error:
             attempt.end()
             set_refused_aside(start, error)

@@ -33,7 +33,7 @@ def plan(settings: Settings, description: Path | None) -> None:
     checked = check_run(settings)
     nodes = _find_nodes() if described is None else described_nodes(described)
     topology = plan_topology(settings, read_sizes(settings, checked.model), nodes)
-    show_plan(topology, f"Run {checked.start.run_id}", _facts(checked, topology))
+    show_plan(topology, f"Run {checked.start.run_id}", _facts(settings, checked, topology))
 
 
 def described_sizes(settings: Settings, shape: ModelShape) -> Sizes:
@@ -46,8 +46,8 @@ def described_sizes(settings: Settings, shape: ModelShape) -> Sizes:
     return Sizes(described_size(shape))
 
 
-def _facts(checked: CheckedRun, topology: Topology) -> list[str]:
-    settings, start = checked.settings, checked.start
+def _facts(settings: Settings, checked: CheckedRun, topology: Topology) -> list[str]:
+    start = checked.start
     num_prompts = len(checked.train.index) if checked.train is not None else 0
     return [
         f"{count_parameters(checked.model):,} parameters; {num_prompts:,} prompts; "

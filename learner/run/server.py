@@ -36,7 +36,6 @@ class ServerState(Enum):
     SERVING = "serving"  # attached to this attempt of the run
     AWAY = "away"  # Ray has no process of it at the moment
     FAILED = "failed"  # it is not started again
-    LEAVING = "leaving"  # the fleet removes it
 
 
 class RunServer:
@@ -55,7 +54,6 @@ class RunServer:
         not serve. clock: in seconds. silence_s: longest wait for an answer before the user gets a message.
         """
         self.name = name
-        self.node_id = ""  # Ray's name of its node; empty: unknown
         self.state = ServerState.STARTING
         self.is_new = True  # it has not served this attempt yet, so no weights are pushed to it
         self._node_ip = _LOOPBACK  # loopback: the cluster is this machine alone
@@ -107,7 +105,7 @@ class RunServer:
         except (NeighbourError, OperatorError) as error:
             return self._restart(str(error))
         if self._method == "describe":
-            self._node_ip, self.node_id = answer.get("node_ip", self._node_ip), answer.get("node_id", "")
+            self._node_ip = answer.get("node_ip", self._node_ip)
             return self._judge(answer["run"])
         if self._method == "start":
             self._ask("attach", self._spec.model_dump(mode="json"))
@@ -150,7 +148,6 @@ class RunServer:
 
     def _await_process(self, reason: str) -> list[str]:
         """Take its leases back and ask until Ray has a process: a call without a process is not a failed start."""
-        self.node_id = ""
         messages = self._lose(reason)
         if self.state not in (ServerState.AWAY, ServerState.FAILED):
             self._change_to(ServerState.AWAY)

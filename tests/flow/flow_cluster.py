@@ -55,10 +55,6 @@ class FlowCluster:
         """Return the finished `python -m deploy.runs OPTIONS`, with its output as text."""
         return self._command("deploy.runs", *options)
 
-    def servers(self, run: str, change: str) -> "subprocess.CompletedProcess[str]":
-        """Return the finished `python -m deploy.cluster servers RUN CHANGE`, with its output as text."""
-        return self._command("deploy.cluster", "servers", run, change)
-
     def audit(self, folder: str) -> "subprocess.CompletedProcess[str]":
         """Return the finished `python -m learner.audit FOLDER`, with its output as text."""
         return self._command("learner.audit", folder)

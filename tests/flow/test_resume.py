@@ -209,24 +209,6 @@ def unattended(cluster: FlowCluster, slow_user: Bring) -> Left:
     return left
 
 
-def test_a_run_gets_a_server_more_and_gives_it_back_while_it_goes_on(unattended: Left, cluster: FlowCluster) -> None:
-    more = cluster.servers("unattended", "+1")
-    assert more.stdout.splitlines() == [
-        "Changing from 1 to 2 rollout servers.",
-        "The run has 2 rollout servers.",
-    ], more.stderr
-    trained = "SELECT COUNT(*) FROM trajectories WHERE server = 'sluice-rollout-1' AND step IS NOT NULL"
-    wait_until(lambda: unattended.rows(trained) != [(0,)], 240.0)
-    fewer = cluster.servers("unattended", "-1")
-    assert fewer.stdout.splitlines() == [
-        "Changing from 2 to 1 rollout servers.",
-        "The run has 1 rollout servers.",
-    ], fewer.stderr
-    assert len(cluster.actors("RolloutServer")) == 1
-    then = unattended.last_step
-    wait_until(lambda: unattended.last_step >= then + 2, 240.0)
-
-
 def test_a_run_in_the_background_is_listed_and_stopped_and_its_output_kept(
     unattended: Left, cluster: FlowCluster
 ) -> None:

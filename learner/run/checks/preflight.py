@@ -28,16 +28,10 @@ from protocol.settings.settings import Settings
 class CheckedRun:
     """A run that passed every check made before anything starts."""
 
-    settings: Settings  # settings as given
     model: Path  # local folder
     start: RunStart  # folder and checkpoint to start from
     train: TrainPrompts | None  # prompts; None for a warm start alone
-
-    @property
-    def notices(self) -> list[str]:
-        """Messages for the user before the run begins, a sentence each."""
-        of_train = self.train.notice if self.train is not None else None
-        return [notice for notice in (self.start.notice, of_train, notice_frozen_policy(self.settings)) if notice]
+    notices: list[str]  # messages for the user before the run begins, a sentence each
 
 
 def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
@@ -57,7 +51,8 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
     train = read_train_prompts(settings, model, start) if has_prompts else None
     check_held_out(settings, model)
     check_disk(start.folder, settings, read_sizes(settings, model))
-    return CheckedRun(settings, model, start, train)
+    notices = (start.notice, train and train.notice, notice_frozen_policy(settings))
+    return CheckedRun(model, start, train, [notice for notice in notices if notice])
 
 
 def notice_frozen_policy(settings: Settings) -> str | None:

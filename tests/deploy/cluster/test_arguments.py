@@ -7,16 +7,6 @@ import pytest
 from deploy.cluster.command import main
 
 
-@pytest.mark.parametrize("verb", ["drain", "undrain"])
-@pytest.mark.parametrize("arguments", [[], ["--now"], ["10.0.0.1", "10.0.0.2"]])
-def test_node_that_is_not_named_is_asked_for_before_a_cluster_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str, arguments: list[str]
-) -> None:
-    monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
-    assert main([verb, *arguments]) == 2
-    assert f"{verb}: give one node by its address" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -33,10 +23,10 @@ def test_wait_for_no_number_of_nodes_is_refused(
     assert f"wait-nodes: {says}" in capsys.readouterr().err
 
 
-VERBS = ("start", "stop", "status", "nodes", "wait-nodes", "servers", "drain", "undrain", "healthy")
+VERBS = ("start", "stop", "status", "nodes", "wait-nodes", "healthy")
 
 
-@pytest.mark.parametrize("arguments", [[], *([verb] for verb in VERBS), ["drain", "10.0.0.1"]])
+@pytest.mark.parametrize("arguments", [[], *([verb] for verb in VERBS)])
 def test_help_is_usage_and_no_error(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     try:
         status = main([*arguments, "--help"])
@@ -60,7 +50,6 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
         ["nodes", "x"],
         ["healthy", "x"],
         ["status", "x"],
-        ["servers", "my-run", "2"],
     ],
 )
 def test_wrong_option_ends_with_2_and_one_sentence(

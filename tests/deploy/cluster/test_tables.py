@@ -7,7 +7,6 @@ import pytest
 from deploy.cluster import fleet_client
 from deploy.cluster.tables import Row, node_rows, show_nodes, show_rows
 from protocol.errors import OperatorError
-from protocol.node import ray_nodes
 from protocol.ray_calls import keeper_of
 
 
@@ -55,7 +54,6 @@ def _cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_client, "ask", lambda reference, *_: reference.result())
     servers = [{"node_ip": "10.0.0.2", "is_alive": True}] * 2 + [{"node_ip": "10.0.0.2", "is_alive": False}]
     monkeypatch.setattr(fleet_client, "describe_servers", lambda _: servers)
-    monkeypatch.setattr(ray_nodes, "drained_nodes", lambda: frozenset())
 
 
 def test_every_node_has_one_row_and_the_head_is_first() -> None:
@@ -67,13 +65,6 @@ def test_every_node_has_one_row_and_the_head_is_first() -> None:
         ("10.0.0.4", False, "silent", 0, 0.0),
         ("10.0.0.5", False, "starting", 0, 0.0),
     ]
-
-
-def test_node_that_is_drained_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_nodes, "drained_nodes", lambda: frozenset({"b" * 56, "e" * 56}))
-    states = {row.address: row.state for row in node_rows()}
-    assert states["10.0.0.2"] == "drained"
-    assert states["10.0.0.4"] == "silent"
 
 
 def test_table_shows_gpus_and_sums(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,6 @@ from learner.disk.model_folder import ModelSize
 from learner.plan.memory import Sizes
 from learner.plan.processes import Topology
 from learner.plan.topology import plan_topology
-from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 from tests.deploy.conftest import RAY_TOKEN
 from tests.deploy.running_cluster import RunningCluster
@@ -98,7 +97,6 @@ def test_head_waits_for_a_node_that_joins_by_its_file_and_ends_at_sigterm(
             assert_plans_are_obeyed(address, "127.0.0.2")
             assert_pairs_share_gpus()
             assert_actors_that_take_nothing_are_where_they_are_planned()
-            assert_drained_node_is_planned_for_no_more(head, "127.0.0.2")
         assert_jobs_run(head, address, dashboard)
         started.send_signal(signal.SIGTERM)
         assert started.wait(90.0) == 0
@@ -161,18 +159,6 @@ def assert_pairs_share_gpus() -> None:
     servers, ranks = seen
     assert servers == ranks
     assert len(set(servers)) == 2
-
-
-def assert_drained_node_is_planned_for_no_more(cluster: RunningCluster, address: str) -> None:
-    everywhere = [node.node_ip for node in ray_door.nodes()]
-    drained = cluster.command("drain", address)
-    assert drained.returncode == 0, drained.stderr
-    assert f"Node {address} is drained: only its services are there" in drained.stdout
-    assert address not in [node.node_ip for node in ray_door.nodes()]
-    with pytest.raises(SettingsError, match=f"Drained, and so not counted: {address}"), ray_door.naming_drained():
-        planned(servers={"resources": {"v100": 0.5}})
-    assert cluster.command("undrain", address).returncode == 0
-    assert [node.node_ip for node in ray_door.nodes()] == everywhere
 
 
 def assert_jobs_run(cluster: RunningCluster, host: str, port: int) -> None:

@@ -74,20 +74,6 @@ def test_fleet_stops_servers_that_are_too_many(fleet: Any) -> None:
     assert server_names() == ["sluice-rollout-0"]
 
 
-def test_fleet_adds_servers_beside_those_that_run_and_removes_one(fleet: Any) -> None:
-    ensure(fleet, 0, 1)
-    before = pids(fleet)
-    (node,) = (server["node_id"] for server in ray.get(fleet.describe.remote(), timeout=240))
-    (new,) = ray.get(fleet.add.remote(request(0), [node]), timeout=240)
-    assert (new["name"], new["warm"]) == ("sluice-rollout-1", False)
-    assert pids(fleet)["sluice-rollout-0"] == before["sluice-rollout-0"]
-    ray.get(fleet.remove.remote("sluice-rollout-0"), timeout=240)
-    assert server_names() == ["sluice-rollout-1"]
-    with pytest.raises(RayTaskError, match="unlucky"):
-        ray.get(fleet.add.remote(request(13), [node]), timeout=240)
-    assert server_names() == ["sluice-rollout-1"]
-
-
 def test_fleet_replaces_a_server_of_another_engine(fleet: Any) -> None:
     ensure(fleet, 0, 1)
     before = pids(fleet)

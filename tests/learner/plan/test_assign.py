@@ -8,7 +8,7 @@ from learner.disk.model_folder import ModelSize
 from learner.plan.memory import Sizes
 from learner.plan.processes import Node, Topology
 from learner.plan.shown import node_rows
-from learner.plan.topology import place_servers, plan_topology
+from learner.plan.topology import plan_topology
 from protocol.errors import SettingsError
 from protocol.settings.placement import ServerPlacement, without_names_of_ray
 from protocol.settings.settings import Settings
@@ -144,22 +144,3 @@ def test_names_of_an_operators_own_are_told_from_what_ray_counts() -> None:
     counted = {"CPU": 2.0, "GPU": 8.0, "memory": 1e9, "object_store_memory": 1e9, "node:10.0.0.1": 1.0}
     counted |= {"node:__internal_head__": 1.0, "accelerator_type:H100": 1.0}
     assert without_names_of_ray({**counted, "h100": 8.0, "rack:a": 1.0}) == {"h100": 8.0, "rack:a": 1.0}
-
-
-# -- more servers beside ranks that are at work
-
-
-def test_servers_that_are_added_are_not_planned_where_ranks_are_at_work() -> None:
-    ranks = planned(nodes(0, 4, 4), 4, 4).ranks
-    joined = Node("1b", 4, node_id="1b")  # its address is before that of the ranks' node, which a new plan leaves
-    again = planned([*nodes(0), joined, *nodes(0, 4, 4)[1:]], 4, 5)
-    assert again.ranks.places != ranks.places
-    servers = place_servers(ranks, again, asked(4, 5))
-    assert "".join(node.node_ip for node in servers.places) == "1b1b1b33"
-
-
-def test_servers_that_fit_only_once_the_ranks_move_are_refused() -> None:
-    ranks, again = planned(nodes(3, 3), 2, 1, 2).ranks, planned(nodes(3, 3), 2, 2, 2)
-    assert again.ranks.places != ranks.places
-    with pytest.raises(SettingsError, match="2 rollout servers do not fit next to the running learner ranks"):
-        place_servers(ranks, again, asked(2, 2, 2))

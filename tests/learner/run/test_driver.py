@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from learner.run import attempt, await_plan, driver
+from learner.run import attempt, driver
 from learner.run.start import RunStart
 from protocol.errors import NeighbourError, OperatorError, SettingsError
 
@@ -81,20 +81,21 @@ class View:
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Waits for nodes: plan says how often they cannot hold the run before they can."""
-    monkeypatch.setattr(await_plan, "_POLL_S", 0.01)
-    monkeypatch.setattr(await_plan, "check_cluster", lambda cluster: None)
-    monkeypatch.setattr("learner.cluster.ray_door.drained_nodes", set)
+    monkeypatch.setattr(attempt, "_POLL_S", 0.01)
+    monkeypatch.setattr(attempt, "check_cluster", lambda cluster: None)
     monkeypatch.setattr("ray.nodes", list)
 
     def awaiting(refusals: int, stop: threading.Event) -> tuple[Any, list[str]]:
         view, left = View(), [SettingsError("settings: do not fit")] * refusals
 
-        def plan() -> str:
+        def plan(*_: object) -> str:
             if left:
                 raise left.pop()
             return "a plan"
 
-        return await_plan.await_nodes(plan, view, stop, None), view.phases  # type: ignore[arg-type]
+        monkeypatch.setattr(attempt, "plan_topology", plan)
+        context: Any = SimpleNamespace(settings=None, sizes=None, cluster=None, view=view, stop=stop)
+        return attempt.await_plan(context), view.phases
 
     return awaiting
 
@@ -106,11 +107,11 @@ def test_node_that_comes_back_is_waited_for(nodes: Any) -> None:
 def test_ctrl_c_ends_the_wait_for_a_node(nodes: Any) -> None:
     stop = threading.Event()
     stop.set()
-    with pytest.raises(await_plan.StoppedAtStart):
+    with pytest.raises(attempt.StoppedAtStart):
         nodes(2, stop)
 
 
 def test_node_that_stays_away_is_named(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(await_plan, "_NODES_S", 0.05)
+    monkeypatch.setattr(attempt, "_NODES_S", 0.05)
     with pytest.raises(OperatorError, match=r"The cluster's nodes cannot hold the run any more\. settings: do not fit"):
         nodes(1000, threading.Event())
