@@ -27,7 +27,6 @@ class Limits:
     topk: int = 3  # passages when a request names no topk
     num_threads: int = 1  # search threads
     max_waiting: int = 512  # requests in flight before 503
-    max_wait_s: float = 0.2  # longest predicted wait; above it a request gets 503
     cache_size: int = 10_000  # queries in the cache; 0: no cache
     retry_after_s: int = 1  # Retry-After of a 503
     max_passages: int = 50_000  # queries times topk of one request: the reply is built in memory
@@ -54,7 +53,7 @@ class RetrieverService:
         self._backend = backend
         self._content_hash = content_hash
         self._metrics = _Metrics()
-        self._admission = Admission(self._limits.max_waiting, self._limits.max_wait_s)
+        self._admission = Admission(self._limits.max_waiting)
         self._metrics.waiting.set_function(lambda: self._admission.num_running)
 
     def app(self) -> FastAPI:

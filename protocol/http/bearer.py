@@ -8,9 +8,16 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from protocol.errors import OperatorError
 
 MIN_TOKEN_LENGTH = 16
+_UNAUTHORISED = JSONResponse(
+    {"detail": "this service asks for the cluster's token: Authorization: Bearer TOKEN"},
+    401,
+    {"www-authenticate": "Bearer"},
+)
 
 # ASGI
 Scope = MutableMapping[str, Any]
@@ -56,13 +63,6 @@ class BearerGate:
         if scope["type"] == "http" and scope["path"] not in self._open_paths:
             header = next((value for name, value in scope["headers"] if name == b"authorization"), None)
             if not is_authorised(header, self._token):
-                await _refuse(send)
+                await _UNAUTHORISED(scope, receive, send)
                 return
         await self._app(scope, receive, send)
-
-
-async def _refuse(send: Send) -> None:
-    headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
-    body = b'{"detail": "this service asks for the cluster\'s token: Authorization: Bearer TOKEN"}'
-    await send({"type": "http.response.body", "body": body})

@@ -1,14 +1,14 @@
 """The endpoint's HTTP server: OpenAI's paths for agents, and /sluice/sessions for programs that request samples.
 
-    POST /v1/chat/completions, /v1/completions    a turn of the policy; GET /v1/models
-    POST /sluice/sessions                         a sample to play: its row and its key
-    POST /sluice/sessions/ID/reward, /finish      end of the sample, with the agent's reward or without
+    POST /v1/chat/completions                   a turn of the policy; GET /v1/models
+    POST /sluice/sessions                       a sample to play: its row and its key
+    POST /sluice/sessions/ID/reward, /finish    end of the sample, with the agent's reward or without
 
 Errors have OpenAI's form. A session that has ended answers every request with 410 and the reason.
 """
 
 import asyncio
-import hashlib
+import json
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -25,10 +25,9 @@ from protocol.errors import OperatorError
 from protocol.http.app import BodyTimeoutError, BodyTooLargeError, make_app, read_body
 from protocol.http.bodies import BodyError, read_request
 from protocol.http.listen import PortTakenError, bind
-from rollout.endpoint.answering import AnswerForm, answer
-from rollout.endpoint.answers import chat_answer, chat_events, text_answer, text_events
-from rollout.endpoint.rendering import Rendering, TurnRequest
-from rollout.endpoint.requests import Refusal, RewardBody, SessionBody, SessionSampling, error_body
+from rollout.endpoint.answers import chat_chunks, chat_completion, events
+from rollout.endpoint.rendering import Rendering
+from rollout.endpoint.requests import Refusal, RewardBody, SessionBody, error_body
 from rollout.endpoint.retries import RequestId
 from rollout.endpoint.sessions import Sessions
 
@@ -38,9 +37,6 @@ _BODY_S = 60.0
 _BACKLOG = 4096
 _CLOSE_S = 10.0
 _NUM_PORTS = 256
-_CHAT = AnswerForm(chat_answer, chat_events)
-_TEXT = AnswerForm(text_answer, text_events)
-_ReadRequest = Callable[[bytes, SessionSampling], TurnRequest]
 _Key = Annotated[str | None, Header(alias="Authorization")]
 
 
@@ -106,21 +102,23 @@ class _Server(uvicorn.Server):
 
 
 def _add_turns(app: FastAPI, sessions: Sessions, rendering: Rendering) -> None:
-    async def turn(request: Request, key: str | None, read: _ReadRequest, form: AnswerForm) -> Response:
-        session = sessions.of_key(key)
-        raw = await _read_raw(request)
-        session.end.check_open()
-        turn_request = await rendering.run(read, raw, session.sampling)
-        session.end.check_open()
-        return await answer(request, session, turn_request, _request_id(request, raw), form)
-
     @app.post("/v1/chat/completions")
     async def chat(request: Request, authorization: _Key = None) -> Response:
-        return await turn(request, authorization, rendering.read_chat, _CHAT)
-
-    @app.post("/v1/completions")
-    async def completions(request: Request, authorization: _Key = None) -> Response:
-        return await turn(request, authorization, rendering.read_text, _TEXT)
+        session = sessions.of_key(authorization)
+        raw = await _read_raw(request)
+        session.end.check_open()
+        turn_request = await rendering.run(rendering.read_chat, raw, session.sampling)
+        session.end.check_open()
+        pending = session.retries.begin(RequestId.of(request, raw), lambda: session.turn(turn_request))
+        try:
+            reply = await pending.wait(request)
+        except Refusal:
+            session.end.check_open()  # the end of the session is the reason
+            raise
+        session.mark_sent(reply)
+        if turn_request.body.stream:
+            return Response(events(chat_chunks(reply, turn_request)), media_type="text/event-stream")
+        return Response(json.dumps(chat_completion(reply, turn_request)), media_type="application/json")
 
     @app.get("/v1/models")
     async def models(authorization: _Key = None) -> dict[str, Any]:
@@ -174,14 +172,6 @@ async def _read_raw(request: Request) -> bytes:
             return await read_body(request.stream(), request.headers.get("content-length"), _MAX_BODY_BYTES)
     except TimeoutError:
         raise BodyTimeoutError(f"the body was not sent within {_BODY_S:g} s") from None
-
-
-def _request_id(request: Request, raw: bytes) -> RequestId:
-    digest = hashlib.blake2b(request.url.path.encode() + b"\0" + raw, digest_size=16).digest()
-    num_retries = request.headers.get("x-stainless-retry-count", "0")  # sent by OpenAI's clients
-    return RequestId(
-        digest, request.headers.get("idempotency-key"), is_retry=num_retries.isdecimal() and int(num_retries) > 0
-    )
 
 
 def _answer_errors_as_openai(app: FastAPI) -> None:

@@ -9,21 +9,20 @@ the conversation continued in another way. Any other request begins a conversati
     request with another system message    -> branch 2
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rollout.episodes.conversation import Conversation
+
+Unit = Hashable  # comparable message
 
 
 @dataclass(frozen=True)
 class BranchTurn:
     """A turn of the policy in a branch."""
 
-    num_units: int  # history units up to its end
+    num_units: int  # messages up to its end
     last_token: int  # id of its last token
-    # ending texts outside the history that a continuation may include, longest first
-    endings: tuple[str, ...] = ()
     num_model_tokens: int = 0  # policy's tokens up to its end
 
 
@@ -32,8 +31,8 @@ class Branch:
     """One conversation of a sample."""
 
     number: int  # index within the sample, from 0
-    kind: Any  # chat with its tools, text or tokens; a request continues its own kind
-    history: Sequence[Any]  # comparable messages, characters or tokens so far
+    kind: Hashable  # tools of the chat template; a request continues conversations with the same ones
+    history: Sequence[Unit]  # messages so far
     turns: list[BranchTurn]  # policy's turns
     conversation: Conversation | None = None  # tokens; None: no finished turn
     is_busy: bool = False  # True: a turn is in progress
@@ -49,7 +48,7 @@ class Place:
     branch: Branch  # new or known branch
     num_turns: int  # kept turns
     source: Conversation | None  # source of those turns; None: the branch's own, or no turns
-    new_from: int  # first new unit
+    new_from: int  # first new message
 
 
 @dataclass
@@ -59,37 +58,36 @@ class Branches:
     branches: list[Branch] = field(default_factory=list)
     num_sent: int = 0  # sent answers
     num_begun: int = 0  # branches so far, with refused ones
-    # kind -> (turn with its stop string -> turn as answered)
-    with_stop: dict[Any, dict[Any, Any]] = field(default_factory=dict)
+    with_stop: dict[Unit, Unit] = field(default_factory=dict)  # turn with its stop string -> turn as answered
 
-    def place(self, kind: Any, history: Sequence[Any]) -> Place:
+    def place(self, kind: Hashable, history: Sequence[Unit]) -> Place:
         """Return where a request with this history continues, and mark its branch busy."""
-        found, num_turns = self._longest(kind, self._without_stops(kind, history))
-        if found is not None and num_turns == len(found.turns) and not found.is_busy:
-            found.is_busy = True
-            return Place(found, num_turns, None, found.turns[-1].num_units)
-        kept = found.turns[:num_turns] if found is not None else []
-        known = found.history[: kept[-1].num_units] if found is not None else ()
+        source, num_turns = self._longest_match(kind, self._without_stops(history))
+        if source is not None and num_turns == len(source.turns) and not source.is_busy:
+            source.is_busy = True
+            return Place(source, num_turns, None, source.turns[-1].num_units)
+        kept = source.turns[:num_turns] if source is not None else []
+        known = source.history[: kept[-1].num_units] if source is not None else ()
         branch = Branch(self.num_begun, kind, known, list(kept), is_busy=True)
         self.num_begun += 1
         self.branches.append(branch)
-        if found is None:
+        if source is None:
             return Place(branch, 0, None, 0)
-        return Place(branch, num_turns, found.conversation, kept[-1].num_units)
+        return Place(branch, num_turns, source.conversation, kept[-1].num_units)
 
     def forget(self, branch: Branch) -> None:
         """Remove a branch whose first turn was refused."""
         self.branches.remove(branch)
 
-    def add_turn(self, branch: Branch, history: Sequence[Any], turn: BranchTurn, with_stop: Any | None) -> int:
+    def add_turn(self, branch: Branch, history: Sequence[Unit], turn: BranchTurn, with_stop: Unit | None) -> int:
         """Add a turn; return its number in the branch, from 1.
 
         history: the request's, with the turn. with_stop: the turn with its stop string.
         """
         branch.num_answers += 1
         if with_stop is not None:
-            self.with_stop.setdefault(branch.kind, {})[with_stop] = history[-1]
-        branch.history = self._without_stops(branch.kind, history)
+            self.with_stop[with_stop] = history[-1]
+        branch.history = self._without_stops(history)
         branch.turns.append(turn)
         return len(branch.turns)
 
@@ -107,27 +105,23 @@ class Branches:
 
         return max((branch for branch in self.branches if branch.last_sent), key=rank, default=None)
 
-    def _without_stops(self, kind: Any, history: Sequence[Any]) -> Sequence[Any]:
-        same = self.with_stop.get(kind)
-        return history if same is None else [same.get(each, each) for each in history]
+    def _without_stops(self, history: Sequence[Unit]) -> Sequence[Unit]:
+        return [self.with_stop.get(unit, unit) for unit in history]
 
-    def _longest(self, kind: Any, history: Sequence[Any]) -> tuple[Branch | None, int]:
-        """Return the branch and its number of turns of the longest match."""
+    def _longest_match(self, kind: Hashable, history: Sequence[Unit]) -> tuple[Branch | None, int]:
+        """Return the branch with the most of this history up to the end of a turn, and that turn's number."""
         best: tuple[Branch | None, int] = (None, 0)
         best_units = 0
         for branch in self.branches:
             if branch.kind != kind or branch.conversation is None:
                 continue
             for number in range(len(branch.turns), 0, -1):
-                turn, num_units = branch.turns[number - 1], branch.turns[number - 1].num_units
-                # A history that ends with the turn continues behind it, unless the turn has ended a text.
-                is_longer = num_units < len(history) + (not turn.endings)
-                if num_units < best_units or not is_longer or history[num_units - 1] != branch.history[num_units - 1]:
+                num_units = branch.turns[number - 1].num_units
+                if num_units < best_units or history[:num_units] != branch.history[:num_units]:
                     continue
-                if history[:num_units] == branch.history[:num_units]:
-                    # Prefer the branch that can continue as it is.
-                    is_free = number == len(branch.turns) and not branch.is_busy
-                    if num_units > best_units or is_free:
-                        best, best_units = (branch, number), num_units
-                    break
+                # Prefer the branch that can continue as it is.
+                is_free = number == len(branch.turns) and not branch.is_busy
+                if num_units > best_units or is_free:
+                    best, best_units = (branch, number), num_units
+                break
         return best

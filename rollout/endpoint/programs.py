@@ -52,28 +52,17 @@ class AgentPrograms:
 
     async def _in_thread(self, task: AgentTask) -> Any:
         """Return a function's result. A thread that never ends does not keep the process alive."""
-        loop = asyncio.get_running_loop()
-        returned: asyncio.Future[Any] = loop.create_future()
-
-        def settle(value: Any, error: BaseException | None) -> None:
-            if returned.done():
-                return
-            if error is not None:
-                returned.set_exception(error)
-            else:
-                returned.set_result(value)
+        result: Future[Any] = Future()
 
         def run() -> None:
-            value, failed = None, None
+            result.set_running_or_notify_cancel()  # not cancelled from here on
             try:
-                value = self._program(task)
+                result.set_result(self._program(task))
             except BaseException as error:  # a user's code may raise anything
-                failed = RuntimeError("StopIteration") if isinstance(error, StopIteration) else error
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(settle, value, failed)
+                result.set_exception(NeighbourError(AGENT, describe_error(error)))
 
         threading.Thread(target=run, name="agent", daemon=True).start()
-        return await returned
+        return await asyncio.wrap_future(result)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -1,11 +1,9 @@
-"""Bodies of agents' requests: their fields, their messages, and the fields that are refused.
+"""Bodies of agents' requests: their fields, and the fields that are refused.
 
 vLLM's own request type accepts some sixty fields that change the distribution of the policy's tokens. Then every
 importance ratio would be wrong. So a field is accepted here only with a value that leaves the distribution unchanged.
 """
 
-import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -25,6 +23,7 @@ _SHAPES: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
+    "logprobs": (False,),
     "top_logprobs": (0,),
     "modalities": (["text"],),
     "audio": (),
@@ -46,8 +45,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _ADVICE = "Leave it out, or set agents.other_sampling = ignore"
 _ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
                 410: "session_ended_error"}  # fmt: skip
-_ROLES = {"developer": "system", "function": "tool"}
-_KNOWN_ROLES = ("system", "user", "assistant", "tool")
 
 
 class Refusal(Exception):
@@ -71,8 +68,8 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-class TurnBody(BaseModel):
-    """Common fields of both requests. `check_others` checks all other fields."""
+class ChatBody(BaseModel):
+    """POST /v1/chat/completions. `check_others` checks all other fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -81,28 +78,20 @@ class TurnBody(BaseModel):
     max_tokens: Annotated[int, Field(gt=0)] | None = None  # most tokens of the turn
     stream: bool | None = None  # true: server-sent events
     stream_options: dict[str, Any] | None = None  # include_usage
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=10_000)]  # conversation so far
+    max_completion_tokens: Annotated[int, Field(gt=0)] | None = None  # newer name of max_tokens
+    tools: list[dict[str, Any]] | None = None  # tools for the model's chat template
+    tool_choice: Any = None  # "auto", or "none": the turn's calls stay text
 
     @property
     def stops(self) -> tuple[str, ...]:
         """The strings that end a turn."""
         return tuple([self.stop] if isinstance(self.stop, str) else self.stop or ())
 
-
-class ChatBody(TurnBody):
-    """POST /v1/chat/completions."""
-
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=10_000)]  # conversation so far
-    max_completion_tokens: Annotated[int, Field(gt=0)] | None = None  # newer name of max_tokens
-    tools: list[dict[str, Any]] | None = None  # tools for the model's chat template
-    tool_choice: Any = None  # "auto", or "none": the turn's calls stay text
-    logprobs: bool | None = None  # true: the reply has each token's logprob
-
-
-class TextBody(TurnBody):
-    """POST /v1/completions."""
-
-    prompt: str | list[int] | list[str] | list[list[int]]  # one prompt: text with control tokens, or tokens
-    logprobs: int | bool | None = None  # 0 or true: the reply has each token's logprob
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of the turn; None: rollout.max_response_tokens."""
+        return self.max_completion_tokens or self.max_tokens
 
 
 class SessionBody(BaseModel):
@@ -127,7 +116,7 @@ class SessionSampling:
     other_sampling: Literal["refuse", "ignore"]  # agents.other_sampling
 
 
-def check_others(body: TurnBody, sampling: SessionSampling) -> None:
+def check_others(body: ChatBody, sampling: SessionSampling) -> None:
     """Raise Refusal for fields that would change the reply's form or the distribution of tokens."""
     given = {name: value for name, value in (body.model_extra or {}).items() if value is not None}
     for name, value in given.items():
@@ -157,100 +146,6 @@ def check_tool_choice(choice: Any) -> bool:
     raise Refusal(400, f"{problem}. Use auto or none", "tool_choice", "unsupported_value")
 
 
-def single_prompt(prompt: str | list[int] | list[str] | list[list[int]]) -> str | list[int]:
-    """Return the one prompt of a request for completions. Raises: Refusal."""
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        if len(prompt) > 1:
-            raise Refusal(400, f"prompt holds {len(prompt)} prompts, expected one", "prompt")
-        return prompt[0]
-    if not prompt:
-        raise Refusal(400, "prompt is empty", "prompt")
-    return prompt  # type: ignore[return-value]
-
-
 def _other_distribution(name: str, value: Any, drawn: str) -> Refusal:
     problem = f"{name} = {value!r:.80} draws from another distribution than the one that is trained ({drawn})"
     return Refusal(400, f"{problem}: every ratio would be wrong. {_ADVICE}", name, "unsupported_value")
-
-
-@dataclass(frozen=True)
-class Message:
-    """One chat message in one form.
-
-    A client returns our turns in its library's form: with nulls, other spaces in the arguments, stripped ends. Such a
-    turn is still ours.
-    """
-
-    rendered: dict[str, Any]  # message for the chat template
-    same_as: tuple[Any, ...]  # equal for messages with the same meaning
-
-
-def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return an agent's messages. Raises: Refusal naming the first that a text model cannot read."""
-    return [_read_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
-
-
-def own_turn(content: str, calls: Sequence[tuple[str, Any]]) -> tuple[Any, ...]:
-    """Return the `same_as` of the policy's own turn. calls: (name of the tool, arguments)."""
-    return ("assistant", content.strip(), tuple((name, _comparable(arguments)) for name, arguments in calls))
-
-
-def _read_message(message: Mapping[str, Any], path: str) -> Message:
-    role = message.get("role")
-    role = _ROLES.get(str(role), role)
-    if role not in _KNOWN_ROLES:
-        raise Refusal(400, f"{path}.role is {role!r:.80}, expected one of {', '.join(_KNOWN_ROLES)}", f"{path}.role")
-    content = _read_content(message.get("content"), f"{path}.content")
-    rendered: dict[str, Any] = {"role": role, "content": content}
-    for name in ("name", "tool_call_id"):
-        if isinstance(value := message.get(name), str):
-            rendered[name] = value
-    if role != "assistant":
-        return Message(rendered, (role, content, rendered.get("name")))
-    # OpenAI's older form of one call.
-    older = [{"function": message["function_call"]}] if message.get("function_call") else []
-    calls = [_read_call(call, f"{path}.tool_calls") for call in message.get("tool_calls") or older]
-    if calls:
-        rendered["tool_calls"] = calls
-    functions = [call["function"] for call in calls]
-    return Message(rendered, own_turn(content, [(each["name"], each["arguments"]) for each in functions]))
-
-
-def _read_content(content: Any, path: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise Refusal(400, f"{path} is neither text nor a list of parts", path)
-    texts = []
-    for part in content:
-        text = part.get("text") if isinstance(part, Mapping) else None
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise Refusal(400, f"{path} has a part of the type {kind!r:.40}: only texts can be read here", path)
-        texts.append(text)
-    return "".join(texts)
-
-
-def _read_call(call: Any, path: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise Refusal(400, f"{path} holds a call that is not {{id, type, function: {{name, arguments}}}}", path)
-    # Templates encode arguments as JSON themselves. A text would get quotes.
-    arguments = _parse(function.get("arguments"))
-    function = {"name": function["name"], "arguments": arguments}
-    return {"id": str(call.get("id") or ""), "type": "function", "function": function}
-
-
-def _parse(arguments: Any) -> Any:
-    if not isinstance(arguments, str):
-        return arguments if arguments is not None else {}
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-
-
-def _comparable(arguments: Any) -> str:
-    """Return a text that is equal for equal arguments in any spelling."""
-    parsed = _parse(arguments)
-    return parsed if isinstance(parsed, str) else json.dumps(parsed, sort_keys=True)

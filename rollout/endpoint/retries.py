@@ -9,12 +9,17 @@ several retries gets a turn of its own.
 """
 
 import asyncio
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from protocol.errors import NeighbourError
 from rollout.endpoint.answers import TurnReply
 from rollout.endpoint.requests import Refusal
 
@@ -27,6 +32,13 @@ class RequestId:
     key: str | None  # Idempotency-Key; None: the request has none
     is_retry: bool  # True: by its header
 
+    @classmethod
+    def of(cls, request: Request, raw: bytes) -> "RequestId":
+        """Return the identity of a request with this body."""
+        digest = hashlib.blake2b(request.url.path.encode() + b"\0" + raw, digest_size=16).digest()
+        retries = request.headers.get("x-stainless-retry-count", "0")
+        return cls(digest, request.headers.get("idempotency-key"), retries.isdecimal() and int(retries) > 0)
+
 
 @dataclass(eq=False)
 class PendingTurn:
@@ -35,8 +47,31 @@ class PendingTurn:
     body: bytes  # digest, as in RequestId
     task: "asyncio.Task[TurnReply]"  # makes the turn
     num_waiting: int = 0  # clients that wait for it now
-    num_retries: int = 0  # retries so far
     is_delivered: bool = False  # True: a client got the whole answer
+
+    async def wait(self, request: Request) -> TurnReply:
+        """Return the turn, for a client whose body was read.
+
+        Raises: Refusal with the reason of a failure; ClientDisconnect when the client left: its turn is still made.
+        """
+        left = asyncio.create_task(_until_disconnect(request))
+        self.num_waiting += 1
+        try:
+            await asyncio.wait({self.task, left}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.num_waiting -= 1
+            left.cancel()
+        if not self.task.done():
+            raise ClientDisconnect
+        if self.task.cancelled():
+            raise Refusal(503, "the turn was cancelled")
+        error = self.task.exception()
+        if error is None:
+            self.is_delivered = True
+            return self.task.result()
+        if isinstance(error, Refusal):
+            raise error
+        raise Refusal(500, str(error) if isinstance(error, NeighbourError) else type(error).__name__)
 
 
 class Retries:
@@ -56,13 +91,12 @@ class Retries:
 
         Raises: Refusal for a known key with another body.
         """
-        found = self._by_key.get(sent.key) if sent.key is not None else self._find_original(sent)
-        if found is not None:
-            if found.body != sent.body:
+        original = self._by_key.get(sent.key) if sent.key is not None else self._find_original(sent)
+        if original is not None:
+            if original.body != sent.body:
                 problem = "this Idempotency-Key came before with another body. Use one key per request"
                 raise Refusal(409, problem, "Idempotency-Key")
-            found.num_retries += 1
-            return found
+            return original
         turn = PendingTurn(sent.body, asyncio.create_task(make()))
         # The client may have left: then no one awaits the task's exception.
         turn.task.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -88,4 +122,9 @@ class Retries:
         if abandoned is not None or not sent.is_retry:
             return abandoned
         # The client may have left unnoticed, or the answer got lost: most likely that of the newest request.
-        return min(reversed(alike), key=lambda each: (each.is_delivered, each.num_retries), default=None)
+        return min(reversed(alike), key=lambda each: (each.is_delivered, each.num_waiting), default=None)
+
+
+async def _until_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

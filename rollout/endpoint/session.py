@@ -131,8 +131,7 @@ class AgentSession:
         self._num_requests += 1
         if self._num_requests > self.settings.max_requests:
             raise Refusal(400, f"more than agents.max_requests = {self.settings.max_requests} requests in one session")
-        asked = request.asked
-        place = self._branches.place(asked.kind, asked.history)
+        place = self._branches.place(request.kind, request.history)
         branch = place.branch
         try:
             num_before, generation = await self._generate(request, place)
@@ -148,10 +147,10 @@ class AgentSession:
             if branch.conversation is None:
                 self._branches.forget(branch)
         assert branch.conversation is not None
-        history = asked.with_turn(text)
+        history = [*request.history, text.unit]
         num_model_tokens = branch.conversation.transcript.num_model_tokens
-        turn = BranchTurn(len(history), generation.tokens[-1], asked.endings(text), num_model_tokens)
-        number = self._branches.add_turn(branch, history, turn, asked.with_stop(text))
+        turn = BranchTurn(len(history), generation.tokens[-1], num_model_tokens)
+        number = self._branches.add_turn(branch, history, turn, text.unit_with_stop)
         version = generation.version_spans[-1][2]
         return TurnReply(f"turn-{secrets.token_hex(12)}", int(time.time()), text, num_before, version, branch, number)
 
@@ -166,11 +165,11 @@ class AgentSession:
             problem = "does not continue this session's conversation, and agents.trained_conversation = only"
             raise Refusal(400, f"the request {problem}: send earlier turns as they were answered", "messages")
         last = branch.turns[-1] if branch.turns else None
-        tokens = await self._rendering.run(self._rendering.tokens, request.asked, place.new_from, last)
+        tokens = await self._rendering.run(self._rendering.tokens, request, place.new_from, last)
         try:
             conversation = self._conversation(place, tokens)
             num_before = len(conversation.transcript)
-            generation = await conversation.next_turn(request.body.stops, request.max_tokens)
+            generation = await conversation.next_turn(request.body.stops, request.body.limit)
         except NeighbourError as error:
             if error.boundary == "prompt":
                 raise Refusal(400, error.detail, "messages") from None

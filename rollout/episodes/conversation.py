@@ -21,7 +21,7 @@ from rollout.engine.version_gate import VersionGate
 from rollout.environments.guard import ENVIRONMENT
 from rollout.episodes.sample import Generator, SampleTask, Scorer, WrittenSoFar
 from rollout.episodes.transcript import Transcript, final_answer
-from rollout.neighbours.reward_client import ScoreRequest
+from rollout.neighbours.reward_endpoint import ScoreRequest
 
 _MAX_LOGS = 64
 

@@ -9,7 +9,8 @@ from rollout.engine.generation import EngineStats, Generation, Sampling
 from rollout.environments.base import Task
 from rollout.environments.guard import GuardedEnvironment
 from rollout.episodes.transcript import Transcript
-from rollout.neighbours.reward_client import Score, ScoreRequest
+from rollout.neighbours.reward_client import Score
+from rollout.neighbours.reward_endpoint import ScoreRequest
 
 AGENT = "agent"
 """Boundary of failures of a user's agent program."""

@@ -12,16 +12,13 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from protocol.errors import NeighbourError, OperatorError
+from protocol.errors import NeighbourError
 from protocol.http.bodies import SampleScore
 from protocol.settings.rewards import RewardEndpoint
 from rollout.neighbours.http.circuit_breaker import BreakerOpen, first_ready
 from rollout.neighbours.http.pool import ClosedAtExit, headers_from_environment
 from rollout.neighbours.http.retries import HttpPolicy
 from rollout.neighbours.reward_endpoint import EndpointScorer, ScoreRequest, check_label
-
-__all__ = ["RewardClient", "Score", "ScoreRequest"]
-
 
 _MAX_LOGS, _MAX_LOG_NAME = 64, 200
 # The learner rejects larger numbers.
@@ -58,7 +55,7 @@ class RewardClient(ClosedAtExit):
     """Scores samples at all endpoints, in one event loop.
 
     default_token: bearer token for endpoints without their own Authorization header; only for services of the cluster.
-    Raises: OperatorError if a header's environment variable is not set, or the weights cannot be combined.
+    Raises: OperatorError if a header's environment variable is not set.
     """
 
     def __init__(
@@ -68,7 +65,6 @@ class RewardClient(ClosedAtExit):
         default_token: str | None = None,
         policy: HttpPolicy | None = None,
     ) -> None:
-        _check_settings(endpoints, combine)
         policy = policy or HttpPolicy()
         self._combine = combine
         self._weights = {endpoint.name: endpoint.weight for endpoint in endpoints}
@@ -166,17 +162,6 @@ def combine_parts(parts: Mapping[str, float], weights: Mapping[str, float], comb
     if combine == "mean":
         return math.fsum(weighted) / math.fsum(used.values())
     return math.fsum(weighted)
-
-
-def _check_settings(endpoints: Sequence[RewardEndpoint], combine: str) -> None:
-    if not endpoints:
-        raise OperatorError("settings: rewards.endpoints is empty. Give at least one endpoint.")
-    if combine not in ("sum", "mean", "product", "shard"):
-        raise OperatorError(f"settings: rewards.combine = {combine}. Expected sum, mean, product or shard.")
-    if combine == "mean" and math.fsum(endpoint.weight for endpoint in endpoints) == 0:
-        raise OperatorError(
-            "settings: rewards.combine = mean over endpoints whose weights add up to 0. Change a weight."
-        )
 
 
 def _headers_of(endpoint: RewardEndpoint, default_token: str | None) -> dict[str, str]:

@@ -16,7 +16,8 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 from protocol.settings.rewards import RewardEndpoint
-from rollout.neighbours.reward_client import RewardClient, ScoreRequest
+from rollout.neighbours.reward_client import RewardClient
+from rollout.neighbours.reward_endpoint import ScoreRequest
 from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.http_servers import module_serving
 

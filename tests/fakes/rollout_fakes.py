@@ -15,7 +15,8 @@ from protocol.settings.run_spec import RunSpec
 from protocol.wire import messages as m
 from protocol.wire.channel import KeyPair, RouterChannel
 from protocol.wire.codec import Decoder, encode
-from rollout.neighbours.reward_client import Score, ScoreRequest
+from rollout.neighbours.reward_client import Score
+from rollout.neighbours.reward_endpoint import ScoreRequest
 
 M = TypeVar("M")
 

@@ -105,8 +105,6 @@ class HttpEndpoint:
         is_unreliable = num >= _MIN_ATTEMPTS and sum(self._outages) >= _UNRELIABLE_SHARE * num
         failure.waits_for_breaker = is_outage and self.breaker.is_open
         failure.is_free = failure.waits_for_breaker or (is_outage and is_unreliable)
-        if is_unreliable and failure.kind is FailureKind.FAILED:
-            failure.num_extra_attempts = 1
 
     async def _attempt_once(self, body: bytes, read: Callable[[bytes], _T], key: str | None) -> _T:
         self.num_attempts += 1

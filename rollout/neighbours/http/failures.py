@@ -68,7 +68,6 @@ class AttemptFailed(Exception):
         self.text = ""  # first 500 characters of the answer
         self.is_free = False  # True: not counted as an attempt, during an outage
         self.waits_for_breaker = False  # True: the breaker times the retry
-        self.num_extra_attempts = 0  # attempts beyond the rule's, at an often absent service
 
 
 def opens_breaker(error: Exception) -> bool:

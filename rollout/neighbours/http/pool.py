@@ -66,24 +66,13 @@ class HttpPool:
         Raises: NoAnswer.
         """
         try:
-            return await self._post(yarl.URL(url, encoded=True), body, headers, limits)
+            return await _send(self._open(), yarl.URL(url, encoded=True), body, headers, limits)
         except aiohttp.ConnectionTimeoutError:
             raise NoAnswer("no connection in time") from None
         except aiohttp.ClientConnectorError as error:
             raise NoAnswer(f"no connection ({error.os_error.strerror or error.os_error})") from error
         except aiohttp.ClientError as error:
             raise NoAnswer(f"{type(error).__name__} {error}".strip()) from error
-
-    async def _post(self, url: yarl.URL, body: bytes, headers: Mapping[str, str], limits: tuple[int, int]) -> Answer:
-        try:
-            return await _send(self._open(), url, body, headers, limits)
-        except aiohttp.ClientConnectorError:
-            raise
-        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
-            # The server may have closed a kept connection, as uvicorn does after an exception in a user's function.
-            # The request has the same Idempotency-Key.
-            async with _open_session(self._timeout, force_close=True) as fresh:
-                return await _send(fresh, url, body, headers, limits)
 
     async def close(self) -> None:
         """Close the kept connections."""
@@ -92,7 +81,12 @@ class HttpPool:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = _open_session(self._timeout, force_close=False)
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, ssl=_trusted_certificates(), keepalive_timeout=_KEEPALIVE_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=self._timeout,
+                auto_decompress=False,
+            )
         return self._session
 
 
@@ -111,17 +105,6 @@ async def _send(
             if len(read) > limit:
                 break
         return Answer(response.status, response.headers, bytes(read), len(read) <= limit)
-
-
-def _open_session(timeout: aiohttp.ClientTimeout, force_close: bool) -> aiohttp.ClientSession:
-    """Return a session; force_close: each request gets its own connection."""
-    keeping: dict[str, Any] = {} if force_close else {"keepalive_timeout": _KEEPALIVE_S}
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=force_close, ssl=_trusted_certificates(), **keeping),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=timeout,
-        auto_decompress=False,
-    )
 
 
 @functools.cache

@@ -70,7 +70,7 @@ def _is_last(failure: AttemptFailed, counts: Counter[FailureKind], policy: HttpP
         return False
     counts[failure.kind] += 1
     most = failure.kind.value.max_attempts or policy.max_attempts
-    return counts[failure.kind] >= most + failure.num_extra_attempts or counts.total() >= policy.max_attempts
+    return counts[failure.kind] >= most or counts.total() >= policy.max_attempts
 
 
 def _pause_s(failure: AttemptFailed, number: int, policy: HttpPolicy) -> float:

@@ -88,34 +88,6 @@ async def test_agent_is_given_calls_of_tools_and_their_results_go_on_behind_them
     assert between[len(before) + len(turn) :].count(end) == 1
 
 
-async def test_stream_tells_the_turn_its_end_and_its_tokens() -> None:
-    async with taken() as (_, _, client):
-        stream = await client.chat.completions.create(
-            model="m",
-            messages=[{"role": "user", "content": "2+2"}],
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        events = [event async for event in stream]
-    assert "".join(event.choices[0].delta.content or "" for event in events if event.choices) == "four"
-    assert [event.choices[0].finish_reason for event in events if event.choices] == [None, "stop"]
-    assert events[-1].usage is not None
-    assert events[-1].usage.completion_tokens == 5
-
-
-async def test_logprobs_are_those_of_the_sampled_tokens() -> None:
-    async with taken() as (_, _, client):
-        messages: Any = [{"role": "user", "content": "2+2"}]
-        completion = await client.chat.completions.create(model="m", messages=messages, logprobs=True)
-    logprobs = completion.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.content is not None
-    assert [(each.token, each.logprob) for each in logprobs.content] == [
-        *((letter, -0.5) for letter in "four"),
-        ("<|im_end|>", -0.5),
-    ]
-
-
 async def test_history_that_was_changed_is_another_conversation_and_the_last_answered_is_trained() -> None:
     numbers = itertools.count(1)
     async with taken(lambda context: f"n{next(numbers)}<|im_end|>") as (scene, told, client):
@@ -176,32 +148,6 @@ async def test_agent_may_ask_for_fewer_tokens_and_for_stop_strings() -> None:
     assert (scene.engine.asked[0].max_tokens, scene.engine.asked[0].stop) == (2, ("u",))
 
 
-async def test_text_that_goes_on_keeps_the_tokens_of_the_turn() -> None:
-    async with taken() as (scene, told, client):
-        prompt = "<|im_start|>user\n2+2<|im_end|>\n<|im_start|>assistant\n"
-        first = await client.completions.create(model="m", prompt=prompt)
-        assert first.choices[0].text == "four"
-        await client.completions.create(model="m", prompt=f"{prompt}four<|im_end|>\n<|im_start|>user\nsure?")
-        await scene.end(told, "reward", reward=1.0)
-        trajectory = await scene.trajectory("g")
-    (before, turn), (between, last) = scene.engine.wrote
-    assert trajectory.tokens.tolist() == between + last
-    assert between[: len(before) + len(turn)] == before + turn
-    assert scene.engine.decode(between[len(before) + len(turn) :]) == "\n<|im_start|>user\nsure?"
-
-
-async def test_agent_that_speaks_in_tokens_is_answered_in_tokens() -> None:
-    async with taken() as (scene, told, client):
-        first: Any = await client.completions.create(model="m", prompt=[1, 2, 3])
-        await client.completions.create(model="m", prompt=[1, 2, 3, *first.choices[0].token_ids, 4])
-        with pytest.raises(BadRequestError, match="holds a token that is not between 0 and"):
-            await client.completions.create(model="m", prompt=[1, 1 << 30])
-        await scene.end(told, "reward", reward=1.0)
-        trajectory = await scene.trajectory("g")
-    (_, turn), (_, last) = scene.engine.wrote
-    assert trajectory.tokens.tolist() == [1, 2, 3, *turn, 4, *last]
-
-
 async def test_context_that_is_full_ends_the_turn_and_the_trajectory() -> None:
     async with taken(lambda context: "x" * 500, max_context_tokens=100, max_response_tokens=90) as (
         scene,
@@ -213,3 +159,27 @@ async def test_context_that_is_full_ends_the_turn_and_the_trajectory() -> None:
         await scene.end(told, "reward", reward=1.0)
         trajectory = await scene.trajectory("g")
     assert (len(trajectory.tokens), trajectory.facts.finish) == (100, "context")
+
+
+async def test_calls_of_a_streamed_turn_come_in_order_with_the_tokens_used() -> None:
+    calls = ADDS.replace("<|im_end|>", "") + ADDS.replace('"b": 2', '"b": 3')
+    async with taken(lambda context: "5<|im_end|>" if "tool_response" in context else calls) as (scene, told, _):
+        messages: list[Any] = [{"role": "user", "content": "2+2, 2+3"}]
+        asked: dict[str, Any] = {"messages": messages, "tools": [ADD], "stream_options": {"include_usage": True}}
+        async with scene.client(told) as client:
+            stream = await client.chat.completions.create(model="m", stream=True, **asked)
+            first, end, usage = [each async for each in stream]
+            delta = first.choices[0].delta
+            assert [call.index for call in delta.tool_calls] == [0, 1]
+            arguments = [json.loads(call.function.arguments) for call in delta.tool_calls]
+            assert arguments == [{"a": 2, "b": 2}, {"a": 2, "b": 3}]
+            assert (delta.content, end.choices[0].finish_reason, usage.choices) == (None, "tool_calls", [])
+            assert usage.usage.completion_tokens == len(scene.engine.wrote[0][1])
+            made = [call.model_dump(exclude={"index"}) for call in delta.tool_calls]
+            messages += [{"role": "assistant", "content": None, "tool_calls": made}]
+            messages += [{"role": "tool", "tool_call_id": call["id"], "content": "4"} for call in made]
+            stream = await client.chat.completions.create(model="m", stream=True, **asked)
+            last = [each async for each in stream]
+            assert last[0].choices[0].delta.content == "5"
+        await scene.end(told, "reward", reward=1.0)
+        assert (await scene.trajectory("g")).facts.num_turns == 2

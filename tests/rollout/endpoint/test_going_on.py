@@ -7,10 +7,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from protocol.wire.trajectory import Trajectory
-from rollout.endpoint.requests import read_messages
+from rollout.endpoint.messages import read_messages
 from tests.rollout.endpoint.agents_scene import AgentsScene, agents_scene
-
-_STOP = "\nObservation:"
 
 
 def _writes(*turns: str) -> Callable[[str], str]:
@@ -34,43 +32,6 @@ def _told(scene: AgentsScene, trajectory: Trajectory) -> str:
     assert own == [token for _, turn in scene.engine.wrote for token in turn]
     assert trajectory.facts.num_turns == len(scene.engine.wrote)
     return scene.engine.decode(trajectory.tokens.tolist())
-
-
-async def test_text_that_says_the_stop_string_which_the_answer_left_out_says_it_once() -> None:
-    async def play(client: AsyncOpenAI) -> None:
-        first = await client.completions.create(model="m", prompt="2+2\n", stop=_STOP)
-        assert first.choices[0].text == "Action: add 2 2"
-        prompt = f"2+2\n{first.choices[0].text}{_STOP} 4\n"
-        await client.completions.create(model="m", prompt=prompt, stop=_STOP)
-
-    async with agents_scene(_writes(f"Action: add 2 2{_STOP} 99", "Answer: 4<|im_end|>")) as scene:
-        text = _told(scene, await _played(scene, play))
-    assert text == f"2+2\nAction: add 2 2{_STOP} 4\nAnswer: 4<|im_end|>"
-
-
-async def test_text_and_tokens_that_were_cut_go_on_as_they_are() -> None:
-    async def in_text(client: AsyncOpenAI) -> None:
-        first = await client.completions.create(model="m", prompt="2+2=", max_tokens=3)
-        await client.completions.create(model="m", prompt="2+2=" + first.choices[0].text)
-
-    async def in_tokens(client: AsyncOpenAI) -> None:
-        first: Any = await client.completions.create(model="m", prompt=[17, 10, 17, 28], max_tokens=3)
-        await client.completions.create(model="m", prompt=[17, 10, 17, 28, *first.choices[0].token_ids])
-
-    for play in (in_text, in_tokens):
-        async with agents_scene(_writes("four is", "r is it<|im_end|>")) as scene:
-            assert _told(scene, await _played(scene, play)) == "2+2=four is it<|im_end|>"
-
-
-async def test_text_that_the_policy_ended_does_not_go_on_behind_its_end() -> None:
-    async def play(client: AsyncOpenAI) -> None:
-        await client.completions.create(model="m", prompt="2+2=")
-        await client.completions.create(model="m", prompt="2+2=four")
-
-    async with agents_scene(_writes("four<|im_end|>", "!<|im_end|>")) as scene:
-        trajectory = await _played(scene, play)
-        assert scene.engine.decode(trajectory.tokens.tolist()) == "2+2=four!<|im_end|>"
-    assert trajectory.facts.num_turns == 1
 
 
 @pytest.mark.parametrize("puts_it_back", [True, False])

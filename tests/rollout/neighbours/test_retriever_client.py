@@ -85,13 +85,6 @@ async def test_query_that_crashes_the_service_does_not_affect_its_batch(server: 
     assert isinstance(found[1], NeighbourError)
 
 
-async def test_service_that_answers_the_first_query_only_gets_single_queries(server: ScriptedServer) -> None:
-    url = server.script_by("first", lambda received: Answer({"result": [[received.body["queries"][0]]]}))
-    async with RetrieverClient([url], topk=1, policy=FAST, batch_size=4) as client:
-        found = await asyncio.gather(*map(client.search, ["a", "b"]))
-    assert found == [[Passage("", "a", None)], [Passage("", "b", None)]]
-
-
 async def test_next_retriever_replaces_a_dead_one(real: str) -> None:
     down = f"{free_address()}/retrieve"
     policy = replace(FAST, breaker_threshold=3, breaker_after_s=0.0, breaker_cooldown_s=60.0)
@@ -101,14 +94,6 @@ async def test_next_retriever_replaces_a_dead_one(real: str) -> None:
         assert client.is_accepting
         assert client.num_attempts[down] == 3
         assert client.num_attempts[real] == 10
-
-
-async def test_search_returns_to_the_own_node_after_an_outage(server: ScriptedServer) -> None:
-    own = server.script("own", Answer("down", 502), Answer({"result": [["own"]]}))
-    other = server.script("other", Answer({"result": [["other"]]}))
-    policy = replace(FAST, breaker_threshold=2)
-    async with RetrieverClient([own, other], topk=1, policy=policy) as client:
-        assert [(await client.search("q"))[0].contents for _ in range(3)] == ["other", "own", "own"]
 
 
 @pytest.mark.parametrize(("headers", "its"), [({"x-content-hash": "b2"}, "b2"), ({}, "")])
@@ -122,15 +107,6 @@ async def test_retriever_with_another_index_is_not_used(
         assert [(await client.search("q"))[0].contents for _ in range(2)] == ["own", "own"]
     assert len(server.received["unlike"]) == 1
     assert f'{unlike} has another index  its="{its}" own="a1"' in caplog.text
-
-
-async def test_search_waits_for_the_own_node_if_the_others_have_another_index(server: ScriptedServer) -> None:
-    found = Answer({"result": [["own"]]}, headers={"x-content-hash": "a1"})
-    own = server.script("own", found, *[Answer("down", 502)] * 6, found)
-    unlike = server.script("unlike", Answer({"result": [["unlike"]]}, headers={"x-content-hash": "b2"}))
-    policy = replace(FAST, breaker_threshold=2, breaker_after_s=0.0, breaker_cooldown_s=0.01)
-    async with RetrieverClient([own, unlike], topk=1, policy=policy) as client:
-        assert [(await client.search("q"))[0].contents for _ in range(2)] == ["own", "own"]
 
 
 async def test_retriever_with_the_same_index_replaces_the_own_one(server: ScriptedServer) -> None:

@@ -2,13 +2,11 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from protocol.errors import NeighbourError
 from rollout.neighbours.reward_client import RewardClient
 from tests.fakes.http_servers import Answer, Received, ScriptedServer, free_address, scripted_server
 from tests.rollout.neighbours.asking_rewards import FAST, GOOD, endpoint, request
@@ -92,22 +90,3 @@ async def test_failures_are_free_while_the_service_fails_other_samples_too(serve
     async with RewardClient([endpoint(url)], "sum", policy=FAST) as client:
         first = await asyncio.gather(*(client.score(request(f"p{i}")) for i in range(40)))
     assert [score.reward for score in first] == [0.5] * 40
-
-
-async def test_a_500_gets_one_more_attempt_at_an_unreliable_service(server: ScriptedServer) -> None:
-    counts: Counter[str] = Counter()
-
-    def answer(received: Received) -> Answer:
-        key = received.headers["idempotency-key"]
-        counts[key] += 1
-        if key.startswith("broken") and counts[key] < 3:
-            return Answer("oops", 500)
-        return Answer("busy", 503) if key.startswith("busy") and counts[key] == 1 else GOOD
-
-    url = server.script_by("often_not_there", answer)
-    async with RewardClient([endpoint(url)], "sum", policy=FAST) as client:
-        await asyncio.gather(*(client.score(request(f"busy{i}")) for i in range(16)))
-        assert (await client.score(request("broken"))).reward == 0.5
-        await asyncio.gather(*(client.score(request(f"sound{i}")) for i in range(32)))
-        with pytest.raises(NeighbourError, match=r'answered 500: "oops" \(2 attempts in '):
-            await client.score(request("broken_again"))

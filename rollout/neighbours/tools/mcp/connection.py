@@ -6,7 +6,7 @@ The library's resources must be closed by the task that opened them. So each ses
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -72,7 +72,7 @@ class McpConnection:
 
     async def _live(self) -> None:
         try:
-            transport = _reporting_end(_transport_of(self._server), self._leave.set)
+            transport = _transport_of(self._server)
             async with Client(transport, cache=None, read_timeout_seconds=self._server.start_timeout_s) as client:
                 self._client = client
                 self._is_open.set()
@@ -104,47 +104,6 @@ async def _over_http(server: McpServer) -> AsyncIterator[Any]:
         streamable_http_client(str(server.url), http_client=client) as streams,
     ):
         yield streams
-
-
-@asynccontextmanager
-async def _reporting_end(transport: Any, on_end: Callable[[], None]) -> AsyncIterator[Any]:
-    """Yield a transport's streams. on_end: called at the end of the server's messages."""
-    async with transport as (read, write):
-        yield _ReportingStream(read, on_end), write
-
-
-class _ReportingStream:
-    """A stream that reports its end."""
-
-    def __init__(self, stream: Any, on_end: Callable[[], None]) -> None:
-        self._stream = stream
-        self._on_end = on_end
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def __aiter__(self) -> "_ReportingStream":
-        return self
-
-    async def __anext__(self) -> Any:
-        return await self._take(self._stream.__anext__)
-
-    async def receive(self) -> Any:
-        return await self._take(self._stream.receive)
-
-    async def __aenter__(self) -> "_ReportingStream":
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: Any) -> Any:
-        return await self._stream.__aexit__(*error)
-
-    async def _take(self, take: Callable[[], Any]) -> Any:
-        try:
-            return await take()
-        except Exception:
-            self._on_end()
-            raise
 
 
 def _reason(error: BaseException) -> str:

@@ -51,7 +51,6 @@ class McpClient:
         self._starting = asyncio.Lock()
         self._connection: McpConnection | None = None
         self._closing: set[asyncio.Task[None]] = set()  # closing sessions
-        self._checks: dict[McpConnection, asyncio.Task[None]] = {}
 
     @property
     def is_accepting(self) -> bool:
@@ -88,8 +87,6 @@ class McpClient:
 
     async def close(self) -> None:
         """End the session, and a server that was started as a command."""
-        for each in tuple(self._checks.values()):
-            each.cancel()
         self._close_later(self._connection)
         await asyncio.gather(*self._closing)
 
@@ -123,13 +120,13 @@ class McpClient:
             async with asyncio.timeout(limit_s):
                 return await asked
         except TimeoutError:
-            self._check_alive(connection)
+            await self._check_alive(connection)
             raise NeighbourError(self._boundary, f"no answer within {limit_s:g} s") from None
         except MCPError as error:
             if error.code == INVALID_PARAMS:
                 raise ToolRefusal(error.message) from None
             if error.code == REQUEST_TIMEOUT:
-                self._check_alive(connection)
+                await self._check_alive(connection)
             elif error.code == CONNECTION_CLOSED:
                 connection.leave()
             raise NeighbourError(self._boundary, one_line(error.message)) from error
@@ -137,23 +134,15 @@ class McpClient:
             connection.leave()
             raise NeighbourError(self._boundary, describe_error(error)) from error
 
-    def _check_alive(self, connection: McpConnection) -> None:
+    async def _check_alive(self, connection: McpConnection) -> None:
         """Check that a server still answers after a call that hung. Otherwise end the session."""
-        if connection in self._checks or connection.is_over:
+        if connection.is_over:
             return
-
-        async def check() -> None:
-            try:
-                async with asyncio.timeout(self._check_s):
-                    await connection.client.list_tools()
-            except Exception:
-                connection.leave()
-
-        def is_done(task: "asyncio.Task[None]") -> None:
-            del self._checks[connection]
-
-        self._checks[connection] = asyncio.create_task(check())
-        self._checks[connection].add_done_callback(is_done)
+        try:
+            async with asyncio.timeout(self._check_s):
+                await connection.client.list_tools()
+        except Exception:
+            connection.leave()
 
     def _close_later(self, connection: McpConnection | None) -> None:
         """Close a session without waiting."""

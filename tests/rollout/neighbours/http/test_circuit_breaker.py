@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rollout.neighbours.http.circuit_breaker import BreakerOpen, CircuitBreaker, first_ready
+from rollout.neighbours.http.circuit_breaker import BreakerOpen, CircuitBreaker
 from tests.fakes.clock import Clock
 
 
@@ -124,14 +124,6 @@ async def test_breaker_with_a_due_trial_is_open_only_while_an_attempt_waits() ->
     await waiting
     assert not breaker.is_open
     assert breaker.may_pass
-
-
-async def test_first_ready_returns_with_the_first_of_several() -> None:
-    slow, quick = (CircuitBreaker(threshold=1, cooldown_s=s, after_s=0.0) for s in (60, 0.05))
-    await fail(slow)
-    await fail(quick)
-    await asyncio.wait_for(first_ready([slow, quick]), 20)
-    assert (slow.may_pass, quick.may_pass) == (False, True)
 
 
 async def test_breaker_ignores_errors_that_are_not_failures_of_the_service() -> None:

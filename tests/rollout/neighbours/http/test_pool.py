@@ -67,16 +67,6 @@ async def test_url_is_used_as_given_and_cookies_are_not_kept() -> None:
     assert asked == [("/a%2Fb", "key=%41+b", None)] * 2
 
 
-async def test_request_after_an_exception_in_the_service_is_answered_too() -> None:
-    async def answer(request: Request) -> Response:
-        raise ValueError("a bug")
-
-    pool = HttpPool(connect_timeout_s=2.0)
-    with serving(Starlette(routes=[Route("/", answer, methods=["POST"])])) as address:
-        assert [(await pool.post(address, b"{}", {}, LIMITS)).status for _ in range(5)] == [500] * 5
-        await pool.close()
-
-
 async def test_service_that_is_not_there_is_named() -> None:
     pool = HttpPool(connect_timeout_s=2.0)
     with pytest.raises(NoAnswer, match=r"no connection \(Connect call failed"):

@@ -87,18 +87,6 @@ async def test_pause_is_at_least_the_requested_one() -> None:
     assert time.monotonic() - started >= 0.1
 
 
-async def test_clients_with_the_same_requested_pause_return_at_different_times() -> None:
-    async def returned() -> float:
-        failing = Attempts(AttemptFailed("busy", FailureKind.BUSY, 503, retry_after_s=0.1))
-        started = time.monotonic()
-        await _call(failing, replace(POLICY, min_backoff_s=0.05, max_backoff_s=0.5))
-        return time.monotonic() - started
-
-    waited = await asyncio.gather(*(returned() for _ in range(20)))
-    assert min(waited) >= 0.1
-    assert max(waited) - min(waited) > 0.02
-
-
 async def test_other_exceptions_are_not_retried() -> None:
     async def broken(limit: asyncio.Timeout) -> str:
         raise ZeroDivisionError

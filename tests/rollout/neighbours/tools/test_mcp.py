@@ -7,11 +7,10 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from mcp_types import CallToolResult, ImageContent, ListToolsResult, ResourceLink, TextContent, Tool
+from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent, Tool
 
 from protocol.errors import NeighbourError
 from protocol.settings.tools import McpServer
@@ -141,18 +140,6 @@ async def test_tools_that_would_have_one_name_are_told_instead_of_one_taking_ano
 ) -> None:
     with pytest.raises(NeighbourError, match=r"^mcp:.: its tool .* would be called .*, as another is"):
         await _listing(monkeypatch, **names).list_tools({"taken"})
-
-
-async def test_a_server_whose_list_of_tools_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def page(cursor: str | None) -> ListToolsResult:
-        return ListToolsResult(tools=[Tool(name=f"t{cursor}", input_schema={})], next_cursor=f"{cursor}0")
-
-    async def started(client: McpClient) -> Any:
-        return SimpleNamespace(client=SimpleNamespace(list_tools=page))
-
-    monkeypatch.setattr(McpClient, "_ensure_started", started)
-    with pytest.raises(NeighbourError, match=r"it has more tools than 100 pages, 100 on these"):
-        await McpClient(McpServer(name="things", command=COMMAND)).list_tools()
 
 
 PICTURE = ImageContent(type="image", data="AA==", mime_type="image/png")

@@ -1,0 +1,94 @@
+"""Chat messages as agents send them: for the model's template, and for the comparison with earlier requests."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollout.endpoint.requests import Refusal
+
+_ROLES = {"developer": "system", "function": "tool"}
+_KNOWN_ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One chat message in one form.
+
+    A client returns our turns in its library's form: with nulls, other spaces in the arguments, stripped ends. Such a
+    turn is still ours.
+    """
+
+    rendered: dict[str, Any]  # message for the chat template
+    same_as: tuple[Any, ...]  # equal for messages with the same meaning
+
+
+def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return an agent's messages. Raises: Refusal naming the first that a text model cannot read."""
+    return [_read_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+
+
+def own_turn(content: str, calls: Sequence[tuple[str, Any]]) -> tuple[Any, ...]:
+    """Return the `same_as` of the policy's own turn. calls: (name of the tool, arguments)."""
+    return ("assistant", content.strip(), tuple((name, _comparable(arguments)) for name, arguments in calls))
+
+
+def _read_message(message: Mapping[str, Any], path: str) -> Message:
+    role = message.get("role")
+    role = _ROLES.get(str(role), role)
+    if role not in _KNOWN_ROLES:
+        raise Refusal(400, f"{path}.role is {role!r:.80}, expected one of {', '.join(_KNOWN_ROLES)}", f"{path}.role")
+    content = _read_content(message.get("content"), f"{path}.content")
+    rendered: dict[str, Any] = {"role": role, "content": content}
+    for name in ("name", "tool_call_id"):
+        if isinstance(value := message.get(name), str):
+            rendered[name] = value
+    if role != "assistant":
+        return Message(rendered, (role, content, rendered.get("name")))
+    # OpenAI's older form of one call.
+    older = [{"function": message["function_call"]}] if message.get("function_call") else []
+    calls = [_read_call(call, f"{path}.tool_calls") for call in message.get("tool_calls") or older]
+    if calls:
+        rendered["tool_calls"] = calls
+    functions = [call["function"] for call in calls]
+    return Message(rendered, own_turn(content, [(each["name"], each["arguments"]) for each in functions]))
+
+
+def _read_content(content: Any, path: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise Refusal(400, f"{path} is neither text nor a list of parts", path)
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise Refusal(400, f"{path} has a part of the type {kind!r:.40}: only texts can be read here", path)
+        texts.append(text)
+    return "".join(texts)
+
+
+def _read_call(call: Any, path: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise Refusal(400, f"{path} holds a call that is not {{id, type, function: {{name, arguments}}}}", path)
+    # Templates encode arguments as JSON themselves. A text would get quotes.
+    arguments = _parse(function.get("arguments"))
+    function = {"name": function["name"], "arguments": arguments}
+    return {"id": str(call.get("id") or ""), "type": "function", "function": function}
+
+
+def _parse(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments if arguments is not None else {}
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _comparable(arguments: Any) -> str:
+    """Return a text that is equal for equal arguments in any spelling."""
+    parsed = _parse(arguments)
+    return parsed if isinstance(parsed, str) else json.dumps(parsed, sort_keys=True)
