@@ -33,7 +33,7 @@ def load_model(settings: PolicySettings) -> Any:
     prepare_for_training(model, gradient_checkpointing=settings.gradient_checkpointing)
     if settings.lora is not None:
         add_adapters(model, settings.lora)
-    make_scored(model, float32_head=settings.float32_head)
+    make_scored(model)
     return model
 
 

@@ -87,7 +87,7 @@ class PolicyEngine(TrainedModel):
     def pushed_weights(self, bucket_bytes: int) -> PushedWeights:
         """Return the plan of this policy's pushes, in buckets of bucket_bytes."""
         dtype = self._settings.dtype
-        return PushedWeights(self._model, self.gather_on_rank_0, self.shape_of, dtype=dtype, bucket_bytes=bucket_bytes)
+        return PushedWeights(self._model, self.gather, self.shape_of, dtype=dtype, bucket_bytes=bucket_bytes)
 
     def pushed_digest(self) -> str:
         """Return on rank 0 the digest that servers hold after a push of this policy. Collective."""

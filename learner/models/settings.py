@@ -33,7 +33,6 @@ class PolicySettings:
     gradient_checkpointing: bool = False  # True: activations are recomputed in the backward pass, which saves memory
     lora: LoraForm | None = None  # adapters, the only trained parameters; None: the whole model is trained
     router_aux_loss: float = 0.0  # weight of the model's own loss that balances its experts
-    float32_head: bool = False  # True: the LM head's products are computed in float32
     trust_remote_code: bool = False  # True: code in the model folder may run
 
 
@@ -83,7 +82,6 @@ def policy_settings(settings: Settings, model: Path) -> PolicySettings:
         gradient_checkpointing=learner.gradient_checkpointing,
         lora=_lora_form(settings.policy.lora),
         router_aux_loss=learner.router_aux_loss,
-        float32_head=learner.float32_head,
         seed=settings.run.seed,
         temperature=settings.rollout.temperature,
         trust_remote_code=settings.policy.trust_remote_code,

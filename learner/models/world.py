@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from datetime import timedelta
 
 import psutil
@@ -76,9 +76,6 @@ def first_problem(problem: str | None) -> str | None:
     return next((text for text in found if text is not None), None)
 
 
-_LIBRARIES = ("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_", "IB_")
-
-
 def name_interface(host: str, environment: MutableMapping[str, str]) -> None:
     """Make gloo and NCCL use the interface that reaches `host`, unless the operator has named one.
 
@@ -93,11 +90,6 @@ def name_interface(host: str, environment: MutableMapping[str, str]) -> None:
         return
     environment.setdefault("GLOO_SOCKET_IFNAME", interface)
     environment.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # "=": this name, not a prefix
-
-
-def network_settings(environment: Mapping[str, str]) -> str:
-    """Return the environment's settings of communication libraries as NAME=VALUE, sorted by name."""
-    return " ".join(f"{name}={value}" for name, value in sorted(environment.items()) if name.startswith(_LIBRARIES))
 
 
 def _interface_of(address: str) -> str | None:

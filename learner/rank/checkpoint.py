@@ -3,22 +3,16 @@
     state/ROLE/   master weights, optimizer, schedule, for any number of ranks; a reference's model folder
     state/memory.json   the objective's facts of earlier steps
     model/        the policy as a Hugging Face folder
-    random/       each rank's random generators
     ledger.sqlite, wandb_run_id
 
 The place in the prompt order is in the ledger.
 """
 
-import base64
-import json
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from learner.checkpoint.best import BestBy, keep_best
 from learner.checkpoint.folder import aside_folder, begin, publish, rotate, seal
@@ -90,7 +84,6 @@ class CheckpointWriter:
         """Return this rank's files with tensors."""
         try:
             written = self._roles.save_state(aside / "state")
-            save_random_state(_random_path(aside))
             failpoint("rank_checkpoint.after_state")
             written |= self._roles.policy.export_hf(aside / "model")
             failpoint("rank_checkpoint.after_model")
@@ -136,7 +129,6 @@ def load_checkpoint(roles: Roles, checkpoint: Checkpoint, report: Report = no_re
     Raises: RefusedCheckpointError when the policy has another digest than the manifest.
     """
     roles.load_state(checkpoint.path / "state", report)
-    load_random_state(_random_path(checkpoint.path))
     _check_policy(roles.policy, checkpoint, report)
     failpoint("rank_checkpoint.state_loaded")
     return checkpoint.step, checkpoint.policy_version
@@ -160,38 +152,3 @@ def _digest_of(model: Path, written: WrittenFiles) -> str:
     """Return the digest of all tensors that were written into a model folder."""
     files = [tensors for path, tensors in written.items() if path.parent == model]
     return digest_of_all({name: digest for tensors in files for name, digest in tensors.items()})
-
-
-def _random_path(folder: Path) -> Path:
-    return folder / "random" / f"rank_{dist.get_rank():05d}.json"
-
-
-def save_random_state(path: Path) -> None:
-    """Write the states of torch's and Python's generators. Raises: OSError."""
-    state = {
-        "python": random.getstate(),
-        "torch": _encode(torch.get_rng_state()),
-        "cuda": [_encode(state) for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(state), encoding="utf-8")
-
-
-def load_random_state(path: Path) -> None:
-    """Restore the generators. A rank or device without a saved state keeps its fresh seed."""
-    if not path.exists():
-        return
-    state = json.loads(path.read_text(encoding="utf-8"))
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    torch.set_rng_state(_decode(state["torch"]))
-    for device, cuda in enumerate(state["cuda"][: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(_decode(cuda), device)
-
-
-def _encode(state: Tensor) -> str:
-    return base64.b64encode(state.numpy().tobytes()).decode()
-
-
-def _decode(text: str) -> Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -9,9 +9,7 @@ the old weights, 0 for the new ones.
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +17,6 @@ from numpy.typing import NDArray
 from learner.models.micro_batch import LearnerSample, make_micro_batch
 from learner.models.policy import PolicyEngine
 from protocol.settings.settings import Settings
-from protocol.settings.zero_stage import zero_stage_of
 
 # More than a block of vLLM's cache (128 tokens on CPUs), to notice cached older weights.
 _NUM_TOKENS = 136
@@ -44,35 +41,9 @@ class Probe:
         self._tolerance = weights.probe_tolerance or _TOLERANCE[settings.policy.dtype]
         num_tokens = min(_NUM_TOKENS, settings.rollout.max_context_tokens - 1) if weights.probe else 0
         self.tokens = _draw(policy.vocab_size, settings.run.seed, num_tokens)
-        self._is_collective = zero_stage_of(settings.learner.zero_stage, settings.policy.dtype) == 3
-        self._thread = ThreadPoolExecutor(1, "probe")
         self._expected = np.zeros(0)
         self._change = np.zeros(0)  # change of the learner's logprobs at the last push that changed them
         self._readings: deque[float] = deque(maxlen=_NUM_READINGS)  # RMS differences of good servers
-
-    @contextmanager
-    def computing_expected(self) -> Iterator[None]:
-        """Call `compute_expected` during the block, which must not change the weights.
-
-        Rank 0 computes in a thread; in ZeRO 3 all ranks compute before the block.
-        """
-        if self._is_collective:
-            self.compute_expected()
-            yield
-            return
-        computing = self._thread.submit(self.compute_expected)
-        try:
-            yield
-        finally:
-            computing.result()
-
-    def compute_if_collective(self) -> None:
-        """Join rank 0's forward pass where it is collective. For the other ranks."""
-        if self._is_collective:
-            self.compute_expected()
-
-    def close(self) -> None:
-        self._thread.shutdown()
 
     def compute_expected(self) -> None:
         """Compute the learner's logprobs of tokens[1:]. Collective in ZeRO 3."""

@@ -93,15 +93,14 @@ class RankPusher:
         """
         self.device.learn()
         self._policy.check_finite()
+        self._probe.compute_expected()
         if self._pusher is None:
-            self._probe.compute_if_collective()
             for _ in self._weights.buckets(is_sender=False):  # ZeRO 3: every rank takes part in every gather
                 pass
             self.device.generate()
             return None
         self._use_named()
-        with self._probe.computing_expected():
-            report = self._pusher.push(version, self._plan, self._weights.buckets(is_sender=True))
+        report = self._pusher.push(version, self._plan, self._weights.buckets(is_sender=True))
         self.device.generate()
         wrong = self._pusher.verify(version, self._probe.tokens, self._probe.find_fault)
         served = tuple(name for name in report.synced if name not in self._pusher.faults)
@@ -122,6 +121,5 @@ class RankPusher:
             self._pusher.switch(turn)
 
     def close(self) -> None:
-        self._probe.close()
         if self._pusher is not None:
             self._pusher.close()

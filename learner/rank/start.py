@@ -19,7 +19,7 @@ from learner.models.reference import BaseReference, ReferenceModel
 from learner.models.roles import Roles, load_policy
 from learner.models.scoring.scored_model import choose_method
 from learner.models.settings import critic_settings, policy_settings, reference_settings
-from learner.models.world import join_world, network_settings
+from learner.models.world import join_world
 from learner.objectives.warm_start import warm_start
 from learner.plan.needs import is_reference_the_base, needs_reference
 from learner.rank.checkpoint import load_checkpoint
@@ -56,7 +56,7 @@ def join(place: RankPlace, limit_s: float, listener: socket.socket | None) -> Wo
     listener: rank 0's socket, where the ranks meet.
     """
     store = join_world(place.rank, place.world_size, place.host, place.port, limit_s, listener)
-    _log.info("met %d ranks at %s; network: %s", place.world_size, place.host, network_settings(os.environ))
+    _log.info("met %d ranks at %s", place.world_size, place.host)
     return World(place, SoloWork(store, place.rank, limit_s))
 
 

@@ -64,6 +64,7 @@ _BY_OTHER_NAME = {name: setting for setting, names in _ELSEWHERE.items() for nam
 
 # Settings of version 0.1 that this version does not have.
 _REMOVED = {
+    "learner.float32_head",
     "learner.proof_timeout_s",
     "learner.prove_checkpoints",
     "learner.sequence_parallel",

@@ -41,9 +41,6 @@ class LearnerSettings(AlgorithmSettings):
     router_aux_loss: NonNegativeFloat = Field(
         0.0, description="Mixture of experts: weight of the model's own load-balancing loss; 0: off."
     )
-    float32_head: bool = Field(
-        False, description="Compute the LM head in float32 for every policy.dtype: more exact logprobs, slower."
-    )
     checkpoint_every_steps: Count = Field(50, description="Steps between checkpoints; 0: only the last one.")
     keep_checkpoints: CountAboveZero = Field(2, ge=2, description="Valid checkpoints kept on disk.")
     copy_checkpoints_to: StoreUrl | None = Field(

@@ -74,8 +74,6 @@ def make_run(folder: Path, draw: random.Random) -> None:
             (aside / name).parent.mkdir(exist_ok=True)
             (aside / name).write_bytes(draw.randbytes(draw.randint(500, 5000)))
         (aside / "state" / "state.json").write_text(f'{{"schema": 1, "num_updates": {step}}}')
-        (aside / "random").mkdir()
-        (aside / "random" / "rank_00000.json").write_text("{}")
         ledger.snapshot(aside / LEDGER)
         commit(aside, Checkpoint(aside, step, step, "run", _MODEL))
     ledger.lease("after", 0, "after", 10**6, "server", 1)

@@ -62,7 +62,7 @@ def random_model(shape: Shape, device: str, dtype: torch.dtype, *, seed: int = 0
     finally:
         torch.set_default_dtype(before)
     model.train()
-    make_scored(model, float32_head=False)
+    make_scored(model)
     return model
 
 

@@ -26,7 +26,6 @@ class HeadForm:
     temperature: float = 1.0  # sampling temperature
     scale: float = 1.0  # factor of the model, applied before the softcap
     softcap: float | None = None  # largest absolute logit; None: none
-    is_float32: bool = False  # True: the head's products are computed in float32
 
 
 def head_logprobs(
@@ -70,7 +69,7 @@ class _HeadLogprobs(Function):
         for tokens in chunks.of_tokens():
             softmax = _OnlineSoftmax(tokens.stop - tokens.start, hidden.device, with_entropy)
             for entries in chunks.of_entries():
-                logits = chunks.logits(tokens, entries, chunks.weight_of(entries)).div_(form.temperature)
+                logits = chunks.logits(tokens, entries, weight[entries]).div_(form.temperature)
                 softmax.add(logits, *chunks.target_columns(tokens, entries))
             scores[tokens], log_sums[tokens] = softmax.scores(), softmax.log_sums()
         ctx.save_for_backward(hidden, weight, bias, targets, log_sums)
@@ -87,7 +86,7 @@ class _HeadLogprobs(Function):
         of_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
         by_token = grads[0][:, :1]  # entropies carry none
         for entries in chunks.of_entries():
-            rows = chunks.weight_of(entries)
+            rows = weight[entries]
             row_grads = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device) if wants_weight else None
             for tokens in chunks.of_tokens():
                 grad = chunks.logit_gradient(tokens, entries, rows, by_token[tokens], log_sums[tokens])
@@ -97,7 +96,7 @@ class _HeadLogprobs(Function):
                 if of_hidden is not None:
                     _add_product(of_hidden[tokens], grad, rows)
                 if row_grads is not None:
-                    _add_product(row_grads, grad.T, chunks.hidden_of(tokens))
+                    _add_product(row_grads, grad.T, hidden[tokens])
             if of_weight is not None and row_grads is not None:
                 of_weight[entries] = row_grads
         found = (of_hidden, of_weight, of_bias)
@@ -122,18 +121,10 @@ class _Chunks:
     def of_entries(self) -> Iterator[slice]:
         yield from _runs(len(self._weight), self._num_entries)
 
-    def weight_of(self, entries: slice) -> Tensor:
-        rows = self._weight[entries]
-        return rows.float() if self._form.is_float32 else rows
-
-    def hidden_of(self, tokens: slice) -> Tensor:
-        hidden = self._hidden[tokens]
-        return hidden.float() if self._form.is_float32 else hidden
-
     def logits(self, tokens: slice, entries: slice, rows: Tensor) -> Tensor:
-        """Return [C, U] float32, before the division by the temperature. rows: `weight_of(entries)`."""
+        """Return [C, U] float32, before the division by the temperature. rows: the head's weights of the entries."""
         bias = None if self._bias is None else self._bias[entries].to(rows.dtype)
-        logits = torch.nn.functional.linear(self.hidden_of(tokens), rows, bias).float()
+        logits = torch.nn.functional.linear(self._hidden[tokens], rows, bias).float()
         if self._form.scale != 1.0:
             logits *= self._form.scale
         if self._form.softcap is not None:

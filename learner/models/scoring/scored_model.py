@@ -22,8 +22,6 @@ from torch import Tensor, nn
 
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.scoring.head_logprobs import HeadForm, head_logprobs
-from learner.models.scoring.logprobs import token_logprobs
-from protocol.errors import OperatorError
 
 # Names of changes to logits: an attribute of Cohere's models, the others in the configuration.
 _FACTOR = "logit_scale"
@@ -45,10 +43,9 @@ class Scoring:
 class ScoredModel:
     """The logprobs of one model: its method, and the hooks on its head. `scored_model` returns it."""
 
-    def __init__(self, model: Any, *, float32_head: bool) -> None:
+    def __init__(self, model: Any) -> None:
         head = model.get_output_embeddings()
         self.method: Method = "head" if type(head) is nn.Linear else "logits"
-        self.has_float32_head = float32_head
         self._request: Scoring | None = None
         self._replaced: list[tuple[Any, str, Any]] = []  # (owner, attribute, own value) until `_end`
         if self.method == "head":
@@ -75,8 +72,7 @@ class ScoredModel:
         if self.method == "logits":
             logits = output.logits[0]
             _check_number(len(logits), request)
-            scores = token_logprobs(logits, request.targets, request.temperature, with_entropy=request.with_entropy)
-            output.logits = torch.stack(scores, -1)[None]
+            output.logits = scores_of(logits, request)[None]
         if output.logits.shape[-1] != 2 or output.logits.dtype != torch.float32:
             raise ValueError(f"the model turns its logprobs into {output.logits.dtype} {list(output.logits.shape)}")
         return output
@@ -106,16 +102,24 @@ class ScoredModel:
         softcap = getattr(model.config, _SOFTCAP, None)
         if softcap is not None:
             self._replace(model.config, _SOFTCAP, None)
-        return HeadForm(self._request.temperature, scale, softcap, self.has_float32_head)
+        return HeadForm(self._request.temperature, scale, softcap)
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         self._replaced.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
 
-def make_scored(model: Any, *, float32_head: bool = False) -> None:
-    """Prepare a transformers causal LM. float32_head: the head's products are computed in float32."""
-    ScoredModel(model, float32_head=float32_head)
+def scores_of(logits: Tensor, request: Scoring) -> Tensor:
+    """Return [K, 2] float32, logprobs and entropies of logits [K, V]. Holds several tensors of [K, V] in float32."""
+    scores = torch.log_softmax(logits.float() / request.temperature, -1)
+    logprobs = scores.gather(1, request.targets[:, None])[:, 0]
+    entropies = -(scores.exp() * scores).sum(-1) if request.with_entropy else torch.zeros_like(logprobs)
+    return torch.stack([logprobs, entropies.detach()], -1)
+
+
+def make_scored(model: Any) -> None:
+    """Prepare a transformers causal LM."""
+    ScoredModel(model)
 
 
 def scored_model(model: Any) -> ScoredModel:
@@ -141,17 +145,10 @@ def choose_method(scored: ScoredModel, logprobs: Callable[[MicroBatch], Tensor],
     """Select the slower `logits` method if the head method gives other logprobs; a log line reports it.
 
     logprobs: micro-batch -> [K], without a gradient; collective where it is. name: the operator's name of the model.
-    Raises: OperatorError when learner.float32_head is set for such a model.
     """
     problem = _problem(scored, logprobs, dtype)
-    if problem is None:
-        return
-    if scored.has_float32_head:
-        raise OperatorError(
-            f"learner.float32_head = true is not possible with the model {name}: {problem}, so its own code computes "
-            "the logits. Set learner.float32_head to false."
-        )
-    _log.warning('logprobs by logits  model=%s why="%s" consequence="more memory per micro-batch"', name, problem)
+    if problem is not None:
+        _log.warning('logprobs by logits  model=%s why="%s" consequence="more memory per micro-batch"', name, problem)
 
 
 def _problem(scored: ScoredModel, logprobs: Callable[[MicroBatch], Tensor], dtype: str) -> str | None:

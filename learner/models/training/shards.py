@@ -9,14 +9,12 @@ Written for DeepSpeed 0.19. A rank keeps in float32, by stage:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from protocol.weights.runs import cut_into_runs
 
 WEIGHT = "weight"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -149,70 +147,3 @@ class ZeroShards:
             yield from self._zero.single_partition_of_fp32_groups
         else:
             yield from self._zero.fp32_partitioned_groups_flat
-
-
-_ALONE_BYTES = 1 << 20  # size from which a parameter has a message of its own
-_TOGETHER_BYTES = 4 << 20  # size of the parameters in one message
-
-
-@torch.no_grad()
-def gather_on_rank_0(deepspeed: Any, parameters: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Return each parameter whole on rank 0, and meaningless tensors elsewhere. Collective.
-
-    DeepSpeed's own gathering makes parameters whole on every rank, by one message each, which is slow for many small
-    ones. Parameters that every rank holds are returned unchanged. Rank 0 needs up to 12 MiB besides the result.
-    """
-    whole: dict[int, Tensor] = {}
-    split = [each for each in dict.fromkeys(parameters) if _is_split(each)]
-    for parameter in parameters:
-        if id(parameter) not in whole and not _is_split(parameter):
-            whole[id(parameter)] = parameter.detach()
-    for run in _in_messages([each for each in split if _can_be_sent(each)]):
-        found = _receive(run, device)
-        whole |= {id(each): tensor for each, tensor in zip(run, found, strict=True)}
-    for parameter in split:
-        if not _can_be_sent(parameter):
-            with deepspeed.zero.GatheredParameters([parameter]):
-                whole[id(parameter)] = parameter.detach().clone()
-    return [whole[id(each)] for each in parameters]
-
-
-def _is_split(parameter: Any) -> bool:
-    """Return whether the parameter is split now. DeepSpeed keeps small ones whole between steps."""
-    return hasattr(parameter, "ds_status") and parameter.ds_status.name != "AVAILABLE"
-
-
-def _can_be_sent(parameter: Any) -> bool:
-    """Return whether the parts are plain numbers in memory: only DeepSpeed reads quantised ones, and NVMe."""
-    part = parameter.ds_tensor
-    return not hasattr(part, "ds_quant_scale") and part.status.name == "AVAILABLE"
-
-
-def _in_messages(parameters: Sequence[Any]) -> list[list[Any]]:
-    """Return the parameters in runs of one type and process group."""
-    alike: dict[tuple[object, ...], list[Any]] = {}
-    for each in parameters:
-        num_bytes = each.ds_numel * each.element_size()
-        own = id(each) if num_bytes >= _ALONE_BYTES else None
-        alike.setdefault((each.ds_tensor.dtype, id(each.ds_process_group), own), []).append(each)
-    return [
-        run
-        for group in alike.values()
-        for run in cut_into_runs(group, lambda each: int(each.ds_numel * each.element_size()), _TOGETHER_BYTES)
-    ]
-
-
-def _receive(run: Sequence[Any], device: torch.device) -> list[Tensor]:
-    """Return the parameters of one message. Each rank sends its parts of all of them."""
-    group, num_ranks = run[0].ds_process_group, run[0].ds_zero_partition_world_size
-    parts = [each.ds_tensor.detach().flatten().to(device) for each in run]
-    mine = parts[0] if len(run) == 1 else torch.cat(parts)
-    if run[0].ds_zero_partition_rank:
-        dist.gather(mine, None, group=group, group_dst=0)
-        return [part.new_empty(0) for part in parts]
-    flat = mine.new_empty(num_ranks * len(mine))
-    dist.gather(mine, list(flat.view(num_ranks, -1)), group=group, group_dst=0)
-    if len(run) == 1:
-        return [flat[: run[0].ds_numel].view(run[0].ds_shape)]
-    by_parameter = flat.view(num_ranks, -1).split([len(part) for part in parts], dim=1)
-    return [found.flatten()[: each.ds_numel].view(each.ds_shape) for each, found in zip(run, by_parameter, strict=True)]

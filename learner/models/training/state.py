@@ -3,14 +3,13 @@
 For each trained parameter, under its name in the Hugging Face model:
 
     state_00000.safetensors   weight/NAME, exp_avg/NAME, exp_avg_sq/NAME: whole, float32 (the master weights)
-    state.json                schema, number of optimizer updates, parameter -> file, and the writer
+    state.json                schema, number of optimizer updates, and parameter -> file
 
 Memory: besides its own state, a rank holds one shard while it saves, and one parameter while it loads.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +34,11 @@ SHARD_BYTES = 1 << 30
 Weights = Sequence[tuple[str, Tensor]]
 
 
-@dataclass(frozen=True)
-class Writer:
-    """Facts about the writer of a state, for people."""
-
-    num_ranks: int  # number of learner ranks
-    zero_stage: int  # stage that ran: learner.zero_stage, but 2 for 0 in bfloat16
-    dtype: str  # policy.dtype; the state is float32
-
-
 def save_state(
     folder: Path,
     shards: ZeroShards,
     weights: Weights,
     num_updates: int,
-    writer: Writer,
     digests: Mapping[str, str],
     shard_bytes: int = SHARD_BYTES,
 ) -> WrittenFiles:
@@ -82,7 +71,7 @@ def save_state(
                 written[folder / mine_name] = {name: digests[name] for name in mine}
             mine = {}
     if rank == 0:
-        description = {"schema": SCHEMA, "num_updates": num_updates, "writer": vars(writer), "files": files}
+        description = {"schema": SCHEMA, "num_updates": num_updates, "files": files}
         (folder / _DESCRIPTION).write_text(json.dumps(description, indent=1), encoding="utf-8")
     dist.barrier()
     return written

@@ -22,10 +22,9 @@ from learner.models.training.optimizer import (
     first_non_finite,
     learning_rate_factor,
 )
-from learner.models.training.shards import ZeroShards, gather_on_rank_0
+from learner.models.training.shards import ZeroShards
 from learner.models.training.state import (
     SHARD_BYTES,
-    Writer,
     digest_held_state,
     digest_of_weights,
     load_state,
@@ -122,12 +121,6 @@ class TrainedModel:
         """Return a context in which these parameters are whole on every rank. Collective."""
         return self._deepspeed.zero.GatheredParameters(list(parameters), enabled=self._zero_stage == 3)
 
-    def gather_on_rank_0(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Return these parameters whole on rank 0, and meaningless tensors elsewhere. Collective."""
-        if self._zero_stage != 3:
-            return [parameter.detach() for parameter in parameters]
-        return gather_on_rank_0(self._deepspeed, parameters, self.device)
-
     def shape_of(self, parameter: Tensor) -> tuple[int, ...]:
         """Return a parameter's whole shape; `parameter.shape` is 0 in ZeRO 3."""
         return self._shards.shape_of(parameter)
@@ -146,11 +139,8 @@ class TrainedModel:
                 f"The weights of the {self._role} have the digest {digest}, as in the checkpoint before, although "
                 f"{self._num_changes} updates were applied since"
             )
-        num_updates, writer = (
-            int(self._scheduler.last_epoch),
-            Writer(self._world_size, self._zero_stage, self._settings.dtype),
-        )
-        written = save_state(folder, self._shards, self.weights(), num_updates, writer, digests, shard_bytes)
+        num_updates = int(self._scheduler.last_epoch)
+        written = save_state(folder, self._shards, self.weights(), num_updates, digests, shard_bytes)
         self._num_changes, self._saved_digest = 0, digest
         return written
 

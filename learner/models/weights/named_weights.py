@@ -4,7 +4,7 @@ In memory experts may be one tensor, and an adapted layer has a weight and two f
 read them, have separate experts and merged weights.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +25,12 @@ class Weight:
     scale: float = 0.0  # factor of B @ A
     is_buffer: bool = False  # True: it has no gradient and keeps its type
 
-    def merge(self, whole: Sequence[Tensor] | None = None) -> Tensor:
-        """Return the weight with its adapter merged in, in its own type. whole: gathered parts, or None."""
-        parts = self.parts if whole is None else whole
-        base = parts[0].detach()
-        if len(parts) == 1:
+    def merge(self) -> Tensor:
+        """Return the weight with its adapter merged in, in its own type. Its parts are gathered."""
+        base = self.parts[0].detach()
+        if len(self.parts) == 1:
             return base
-        _, a, b = (part.detach().float() for part in parts)
+        _, a, b = (part.detach().float() for part in self.parts)
         return (base.float() + self.scale * (b @ a)).to(base.dtype)
 
 

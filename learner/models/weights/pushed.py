@@ -1,6 +1,7 @@
 """The content of a weight push: a model's tensors as in model folders, in buckets that are gathered step by step."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from protocol.weights.runs import cut_into_runs
 from protocol.weights.wire import Bucket, TensorMeta
 
 _Run = list[tuple[Weight, tuple[TensorMeta, ...]]]
-WholeOnFirst = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+Gather = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
 
 _GATHERED_BYTES = 4 << 20  # size of the weights that are gathered at once
 
@@ -22,18 +23,18 @@ class PushedWeights:
     def __init__(
         self,
         model: Any,
-        gather_on_rank_0: WholeOnFirst,
+        gather: Gather,
         shape_of: Callable[[Tensor], tuple[int, ...]],
         *,
         dtype: str | None,
         bucket_bytes: int,
     ) -> None:
-        """gather_on_rank_0: returns tensors whole on rank 0; collective.
+        """gather: makes tensors whole while its context lasts; collective.
 
         dtype: type of the sent parameters; None: their own. Buffers keep their own type: a rounded bias of a router
         would send tokens to other experts.
         """
-        self._model, self._whole_on_first = model, gather_on_rank_0
+        self._model, self._gather = model, gather
         sources = []
         for weight in weights_of(model):
             shapes = shapes_on_disk(model, weight, shape_of)
@@ -65,9 +66,7 @@ class PushedWeights:
 
     def _tensors(self, run: _Run, is_sender: bool) -> Iterator[tuple[str, Tensor]]:
         for few in cut_into_runs(run, lambda source: sum(meta.num_bytes for meta in source[1]), _GATHERED_BYTES):
-            whole = iter(self._whole_on_first([part for weight, _ in few for part in weight.parts]))
-            if is_sender:
-                for weight, metas in few:
-                    merged = weight.merge([next(whole) for _ in weight.parts])
-                    found = as_on_disk(self._model, {weight.name: merged})
+            with self._gather([part for weight, _ in few for part in weight.parts]):
+                for weight, metas in few if is_sender else ():
+                    found = as_on_disk(self._model, {weight.name: weight.merge()})
                     yield from ((meta.name, found[meta.name].to(getattr(torch, meta.dtype))) for meta in metas)

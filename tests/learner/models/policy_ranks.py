@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -28,7 +27,6 @@ from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_bat
 from learner.models.parked import ParkedModels
 from learner.models.policy import PolicyEngine
 from learner.models.read_back import find_mismatch
-from learner.models.training import shards
 from learner.models.training.deepspeed_config import import_deepspeed
 from learner.models.training.optimizer import NonFiniteWeightsError
 from learner.objectives.supervised import run_sft
@@ -114,17 +112,12 @@ class Rank:
         return found
 
     def pushed_digests(self) -> set[str]:
-        """Return the digests of a push whose parameters are whole, gathered together, one by one, and by DeepSpeed."""
+        """Return the digests of a push while its parameters are whole, and while they are split."""
         digests = {self.policy.pushed_digest()}
         parameters: list[Any] = [parameter for _, parameter in self.policy.weights()]
         if self.stage == 3:  # which keeps parameters of this size whole between steps
             parameters[0].partition(parameters)
-        digests.add(self.policy.pushed_digest())
-        with patch.object(shards, "_ALONE_BYTES", 1):
             digests.add(self.policy.pushed_digest())
-        with patch.object(shards, "_can_be_sent", lambda parameter: False):
-            digests.add(self.policy.pushed_digest())
-        if self.stage == 3:
             parameters[0].all_gather(parameters)
         return digests
 

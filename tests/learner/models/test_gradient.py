@@ -10,7 +10,7 @@ from torch import Tensor
 
 from learner.models.gradient import Sums, add_gradient, score_tokens
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
-from learner.models.scoring.logprobs import token_logprobs
+from learner.models.scoring.scored_model import scores_of
 
 V = 5
 
@@ -28,8 +28,7 @@ class Table:
         self.calls.append(inputs)
         scoring = inputs["scoring"]
         logits = self.logits[inputs["input_ids"][0, inputs["logits_to_keep"]]]
-        scores = token_logprobs(logits, scoring.targets, scoring.temperature, with_entropy=scoring.with_entropy)
-        return SimpleNamespace(logits=torch.stack(scores, -1)[None])
+        return SimpleNamespace(logits=scores_of(logits, scoring)[None])
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()

@@ -5,7 +5,7 @@ import socket
 import psutil
 import pytest
 
-from learner.models.world import name_interface, network_settings
+from learner.models.world import name_interface
 
 
 def interface() -> tuple[str, str]:
@@ -35,8 +35,3 @@ def test_interface_that_the_operator_named_stays() -> None:
     environment = {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib"}
     name_interface(address, environment)
     assert environment == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib"}
-
-
-def test_settings_of_the_network_are_sorted() -> None:
-    environment = {"NCCL_IB_HCA": "mlx5", "PATH": "/bin", "GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "INFO"}
-    assert network_settings(environment) == "GLOO_SOCKET_IFNAME=lo NCCL_DEBUG=INFO NCCL_IB_HCA=mlx5"

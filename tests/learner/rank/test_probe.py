@@ -1,7 +1,6 @@
 """What a server's logprobs of the probe say about its weights."""
 
 import math
-import threading
 from typing import Any, cast
 
 import numpy as np
@@ -64,29 +63,6 @@ def test_logprobs_off_by_more_than_the_tolerance_are_a_fault(logprobs: list[floa
     else:
         with pytest.raises(ValueError, match=fault):
             raise ValueError(found)
-
-
-@pytest.mark.parametrize("stage", [0, 2, 3])
-def test_the_learner_computes_during_a_push_and_before_it_in_zero_3(stage: int) -> None:
-    policy, pushing, order = Policy(), threading.Event(), []
-
-    def logprobs(batch: Any, temperature: float) -> torch.Tensor:
-        if stage != 3:
-            assert pushing.wait(30.0)
-        order.append("computed")
-        return torch.full((NUM,), -4.0)
-
-    policy.logprobs = logprobs  # type: ignore[method-assign]
-    given = {"policy": {"model": "m", "dtype": "float32"}, "learner": {"zero_stage": stage}}
-    rollout = {"max_context_tokens": 17, "max_response_tokens": 8}
-    probe = Probe(cast(PolicyEngine, policy), Settings.model_validate({**given, "rollout": rollout}))
-    probe.compute_if_collective()
-    with probe.computing_expected():
-        order.append("pushing")
-        pushing.set()
-    assert _fault(probe, -4.0) is None
-    assert order == (["computed", "computed", "pushing"] if stage == 3 else ["pushing", "computed"])
-    probe.close()
 
 
 def test_weights_of_another_version_are_a_fault_far_below_the_tolerance() -> None:

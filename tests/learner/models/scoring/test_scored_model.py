@@ -13,7 +13,6 @@ from learner.models import varlen_attention
 from learner.models.gradient import score_tokens
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.scoring.scored_model import Scoring, choose_method, make_scored, scored_model
-from protocol.errors import OperatorError
 from tests.benchmarks.packing_table import _BASE, ARCHITECTURES, VOCAB, OneProcess
 
 TEMPERATURE = 0.7
@@ -113,11 +112,11 @@ class Reordering(transformers.Qwen2ForCausalLM):  # type: ignore[misc]
         return output
 
 
-def strange(kind: type[Any], *, float32_head: bool = False) -> Any:
+def strange(kind: type[Any]) -> Any:
     varlen_attention.register()
     torch.manual_seed(0)
     model = kind._from_config(transformers.Qwen2Config(**_BASE), attn_implementation=varlen_attention.NAME)
-    make_scored(model, float32_head=float32_head)
+    make_scored(model)
     return model
 
 
@@ -139,13 +138,6 @@ def test_model_that_does_more_to_its_logits_takes_the_slower_way_by_them(
     logits = model(input_ids=batch.tokens, position_ids=positions, segments=segments).logits[0][batch.predict_at]
     expected = (logits / TEMPERATURE).log_softmax(-1).gather(1, batch.targets[:, None])[:, 0]
     torch.testing.assert_close(score(model)[0], expected)
-
-
-def test_head_in_float32_is_refused_for_such_a_model_with_the_reason() -> None:
-    with pytest.raises(
-        OperatorError, match=r"learner\.float32_head = true is not possible with the model org/model: it"
-    ):
-        choose(strange(Doubling, float32_head=True))
 
 
 class EveryToken(transformers.Qwen2ForCausalLM):  # type: ignore[misc]

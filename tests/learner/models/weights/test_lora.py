@@ -71,9 +71,7 @@ def test_reference_is_the_base_with_adapters_off_and_they_are_on_again_after(sou
 
 def test_push_has_the_names_of_the_model_folder_and_adapters_merged(source: Path, tmp_path: Path) -> None:
     model = adapted(source)
-    pushed = PushedWeights(
-        model, lambda tensors: tensors, lambda tensor: tuple(tensor.shape), dtype="float32", bucket_bytes=50_000
-    )
+    pushed = PushedWeights(model, nullcontext, lambda tensor: tuple(tensor.shape), dtype="float32", bucket_bytes=50_000)
     merged = dict(pair for bucket in pushed.buckets(is_sender=True) for pair in bucket)
     plain = load_model(settings_of(source))
     assert merged.keys() == dict(plain.named_parameters()).keys()
@@ -125,7 +123,7 @@ def test_mixture_has_adapters_on_its_linear_layers_and_is_pushed_by_the_names_of
     model = adapted(source, LoraForm(rank=2, alpha=2.0, targets=()))
     assert {name.rpartition(".")[2] for name in adapted_layers(model)} == {"q_proj", "k_proj", "v_proj", "o_proj"}
     pushed = PushedWeights(
-        model, lambda tensors: tensors, lambda tensor: tuple(tensor.shape), dtype="float32", bucket_bytes=1 << 20
+        model, nullcontext, lambda tensor: tuple(tensor.shape), dtype="float32", bucket_bytes=1 << 20
     )
     with safe_open(source / "model.safetensors", framework="pt") as file:
         assert {meta.name for bucket in pushed.plan for meta in bucket} == set(file.keys())

@@ -1,7 +1,7 @@
 """A push has the names and numbers of the model folder: experts one by one, kept buffers, adapters merged."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def folder_of(name: str, folder: Path) -> Path:
 def pushed_weights(model: Any, dtype: str = "float32") -> PushedWeights:
     return PushedWeights(
         model,
-        lambda tensors: tensors,
+        nullcontext,
         lambda tensor: tuple(tensor.shape),
         dtype=dtype,
         bucket_bytes=BUCKET_BYTES,
@@ -87,12 +87,12 @@ def test_tensors_of_a_bucket_are_gathered_while_they_are_taken(monkeypatch: pyte
     monkeypatch.setattr("learner.models.weights.pushed._GATHERED_BYTES", 1)
     model, gathered = load_model(settings_of(folder_of("GPTNeoXConfig", tmp_path))), []
 
-    def gather_on_rank_0(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gather(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
         gathered.extend(tensors)
-        return tensors
+        return nullcontext()
 
     pushed = PushedWeights(
-        model, gather_on_rank_0, lambda tensor: tuple(tensor.shape), dtype="float32", bucket_bytes=BUCKET_BYTES
+        model, gather, lambda tensor: tuple(tensor.shape), dtype="float32", bucket_bytes=BUCKET_BYTES
     )
     buckets = pushed.buckets(is_sender=True)
     next(next(buckets))
