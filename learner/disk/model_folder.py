@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,18 +83,9 @@ def count_parameters(model: Path) -> int:
 
     Without such files: the size of its .bin files at 2 bytes a parameter.
     """
-    stored = stored_weights(model)
-    if not stored:
+    if not stored_weights(model):
         return sum(path.stat().st_size // 2 for path in model.glob("*.bin"))
-    total = 0
-    for path in stored:
-        with safe_open(path, framework="numpy") as file:
-            for name in list(file.keys()):  # safe_open is not a mapping
-                size = 1
-                for length in file.get_slice(name).get_shape():
-                    size *= length
-                total += size
-    return total
+    return sum(math.prod(shape) for _, shape in _stored_shapes(model))
 
 
 def stored_weights(model: Path) -> list[Path]:

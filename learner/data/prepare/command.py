@@ -4,7 +4,6 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from protocol.errors import OperatorError, SettingsError
 from protocol.settings.data import DataEntry
 from protocol.settings.paths import HUB_PREFIX
 
-_ROWS_AT_ONCE = 4096
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|dev)(?:[-_.]|$)")
 
 
@@ -81,17 +79,12 @@ def _split_of(given: str, file: RowFile) -> str:
 
 
 def _write(path: Path, files: Sequence[RowFile], known: KnownSet, split: str, data_source: str) -> int:
-    num_rows = 0
-    with replacing(path) as aside, ExitStack() as stack:
-        writer: pyarrow.parquet.ParquetWriter | None = None
-        for rows in _batches(_prepared_rows(files, known, split, data_source)):
-            table = pyarrow.Table.from_pylist(rows, schema=writer.schema if writer is not None else None)
-            writer = writer or stack.enter_context(pyarrow.parquet.ParquetWriter(aside, table.schema))
-            writer.write_table(table)
-            num_rows += len(rows)
-        if writer is None:
-            raise SettingsError(f"data: {files[0].path} has no rows.")
-    return num_rows
+    rows = list(_prepared_rows(files, known, split, data_source))
+    if not rows:
+        raise SettingsError(f"data: {files[0].path} has no rows.")
+    with replacing(path) as aside:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), aside)
+    return len(rows)
 
 
 def _prepared_rows(files: Sequence[RowFile], known: KnownSet, split: str, data_source: str) -> Iterator[dict[str, Any]]:
@@ -104,14 +97,3 @@ def _prepared_rows(files: Sequence[RowFile], known: KnownSet, split: str, data_s
                 raise SettingsError(f"data: {file.path} line {row.number} {error}") from None
             yield verl_row(prepared, data_source, known.ability, split, index)
             index += 1
-
-
-def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == _ROWS_AT_ONCE:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

@@ -52,6 +52,10 @@ def test_normalised_rewards_without_spread_are_zeros(rewards: list[float]) -> No
     assert RunningMoments().after(of(rewards)).normalise(of(rewards)).tolist() == pytest.approx([0.0] * len(rewards))
 
 
+def test_deviation_of_zero_divides_as_1e_8() -> None:
+    assert RunningMoments(count=1.0).normalise(of([1e-8, -2e-8])).tolist() == pytest.approx([1.0, -2.0])
+
+
 def test_rewards_stay_as_they_are_unless_asked_for() -> None:
     found = shaped()
     assert found.rewards.tolist() == REWARDS

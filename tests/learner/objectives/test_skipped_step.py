@@ -11,6 +11,8 @@ from torch import Tensor
 from learner.models.critic import ValueLoss
 from learner.models.gradient import LossFunction, StepResult, Sums
 from learner.models.micro_batch import MicroBatch
+from learner.models.policy import PolicyEngine
+from learner.models.reference import ReferenceModel
 from learner.models.roles import Roles
 from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
 from protocol.settings.settings import Settings
@@ -55,6 +57,8 @@ class ScriptedCritic:
 
 
 class ScriptedReference:
+    """A reference that cannot be refreshed."""
+
     def in_use(self) -> Any:
         return nullcontext()
 
@@ -62,8 +66,23 @@ class ScriptedReference:
         return torch.full((micro_batch.num_model_tokens,), -1.0)
 
 
+class CountedReference(ScriptedReference, ReferenceModel):
+    """A reference that counts its refreshes."""
+
+    def __init__(self) -> None:
+        self.num_refreshes = 0
+
+    def refresh(self, policy: PolicyEngine) -> None:
+        self.num_refreshes += 1
+
+
 def take(
-    *is_applied: bool, num_epochs: int = 1, critic: ScriptedCritic | None = None, warmup_steps: int = 0
+    *is_applied: bool,
+    num_epochs: int = 1,
+    critic: ScriptedCritic | None = None,
+    warmup_steps: int = 0,
+    reference: ScriptedReference | None = None,
+    refresh_every_steps: int = 0,
 ) -> tuple[StepOutcome, dict[str, float]]:
     """Return what a step did, and what is remembered after it. is_applied: of the policy's updates."""
     settings = Settings.model_validate(
@@ -72,11 +91,12 @@ def take(
             "critic": {"warmup_steps": warmup_steps},
             "kl": {"coefficient": 0.1, "target": 0.01, "horizon": 90.0, "form": "k2"},
             "rewards": {"normalize": True},
+            "reference": {"refresh_every_steps": refresh_every_steps},
         }
     )
     memory = dict(BEFORE)
-    reference = cast(Any, ScriptedReference())
-    roles = Roles(cast(Any, ScriptedPolicy(is_applied)), cast(Any, critic), reference, memory)
+    of_kl = cast(Any, reference or ScriptedReference())
+    roles = Roles(cast(Any, ScriptedPolicy(is_applied)), cast(Any, critic), of_kl, memory)
     made = trajectories()
     batch = batch_of(made, [list(range(9))], list(range(9)))
     return PolicyGradient(roles, settings, lambda sums: sums).take_step(batch, dict(enumerate(made)), 4), memory
@@ -131,3 +151,15 @@ def test_while_the_critic_warms_up_the_step_is_its(is_applied: bool) -> None:
     outcome, _ = take(critic=critic, warmup_steps=1)
     assert outcome.applied == is_applied
     assert critic.left == []
+
+
+@pytest.mark.parametrize(("every", "num_refreshes"), [(0, 0), (1, 1), (2, 0)])
+def test_reference_is_refreshed_at_multiples_of_its_steps(every: int, num_refreshes: int) -> None:
+    reference = CountedReference()
+    take(True, reference=reference, refresh_every_steps=every)
+    assert reference.num_refreshes == num_refreshes
+
+
+def test_base_of_adapters_is_never_refreshed() -> None:
+    outcome, _ = take(True, reference=ScriptedReference(), refresh_every_steps=1)
+    assert outcome.applied

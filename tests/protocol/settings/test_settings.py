@@ -7,6 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from protocol.settings.section import Section
 from protocol.settings.settings import Settings
+from protocol.settings.zero_stage import zero_stage_of
 from protocol.wire.trajectory import Count
 from tests.protocol.settings.refusal import refusal
 
@@ -182,8 +183,6 @@ def test_wait_is_no_longer_than_timers_take(name: str) -> None:
     assert refusal(**{section: {field: 1e300}}) == [(name, "Input should be less than or equal to 1000000")]
 
 
-def test_logprobs_of_another_distribution_than_the_drawn_one_are_refused() -> None:
-    with pytest.raises(ValidationError, match="logprobs_mode = raw_logprobs makes the engine return logprobs"):
-        Settings.model_validate({"rollout": {"engine_args": {"logprobs_mode": "raw_logprobs"}}})
-    given = {"logprobs_mode": "processed_logprobs"}
-    assert Settings.model_validate({"rollout": {"engine_args": given}}).rollout.engine_args == given
+def test_bfloat16_runs_at_a_zero_stage_whose_state_can_be_saved() -> None:
+    assert [zero_stage_of(stage, "bfloat16") for stage in (0, 1, 2, 3)] == [2, 2, 2, 3]
+    assert [zero_stage_of(stage, "float32") for stage in (0, 1, 2, 3)] == [0, 1, 2, 3]
