@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
@@ -24,10 +25,11 @@ _server.set_forkserver_preload(["tests.fakes.warm_imports"])
 class WarmCommand:
     """A command that has begun. As of subprocess.Popen: communicate, kill, returncode."""
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        """environment: changes to that of this process."""
         self._folder = Path(tempfile.mkdtemp(prefix="sluice-warm"))
         self.args = [module, *arguments]
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, **(environment or {})}
         self._process = _server.Process(target=_be, args=(str(self._folder), self.args, environment))
         self._process.start()
 
@@ -59,9 +61,11 @@ class WarmCommand:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def run_warm(module: str, *arguments: str, timeout: float = 240.0) -> "subprocess.CompletedProcess[str]":
+def run_warm(
+    module: str, *arguments: str, timeout: float = 240.0, environment: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
     """Return the finished command. Raises: subprocess.TimeoutExpired, once it was ended."""
-    command = WarmCommand(module, *arguments)
+    command = WarmCommand(module, *arguments, environment=environment)
     output, errors = command.communicate(timeout)
     assert command.returncode is not None
     return subprocess.CompletedProcess(command.args, command.returncode, output, errors)

@@ -87,7 +87,7 @@ tools:
             answer: {type: "string", description: "The answer"}
           required: ["answer"]
 """
-# OpenRLHF: agent files of four generations, and reward functions of two.
+# OpenRLHF: the oldest and the newest form of an agent file, and a reward function.
 FIRST_AGENT = (
     NOTE
     + """
@@ -99,32 +99,14 @@ async def step(state, action, label, **kwargs) -> Tuple[float, Dict[str, Any], b
     return torch.tensor([0.25]), state + action + "\\nagain", "again" in state, {}
 """
 )
-AGENT = (
+NEWEST_AGENT = (
     NOTE
     + """
 import torch
-
-async def step(observation, action, label, **kwargs):
-    note(kind="step", label=label)
-    is_done = "again" in observation
-    return {
-        "rewards": torch.tensor(0.25),
-        "scores": torch.tensor(0.5),
-        "next_observation": observation + action + "\\nagain",
-        "done": is_done,
-        "sampling_params": kwargs.get("sampling_params", None),
-        "extra_logs": {"length": torch.tensor(float(len(action)))},
-    }
-"""
-)
-THIRD_AGENT = (
-    NOTE
-    + """
-import torch
-from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 
 class AgentInstance(AgentInstanceBase):
-    async def __init__(self, *args, **kwargs):
+    def __init__(self, *args, **kwargs):
         self.turns = 0
 
     async def reset(self, states: dict, **kwargs):
@@ -142,31 +124,9 @@ class AgentInstance(AgentInstanceBase):
             "extra_logs": {"turns": self.turns},
         }
 
-class AgentExecutor(AgentExecutorBase):
-    def __init__(self, max_steps, max_length, llm_engine, hf_tokenizer, result_queue):
-        super().__init__(AgentInstance, max_steps, max_length, llm_engine, hf_tokenizer, result_queue)
-
-    async def execute(self, prompt, label, sampling_params):
-        return await super().execute(prompt, label, sampling_params)
-"""
-)
-FOURTH_AGENT = (
-    THIRD_AGENT.partition("class AgentExecutor(")[0]
-    .replace("AgentExecutorBase, AgentInstanceBase", "AgentInstanceBase, MultiTurnAgentExecutor")
-    .replace("async def __init__", "def __init__")
-    + """class AgentExecutor(MultiTurnAgentExecutor):
+class AgentExecutor(MultiTurnAgentExecutor):
     def __init__(self):
         super().__init__(AgentInstance)
-"""
-)
-FIRST_REWARD_FUNC = (
-    NOTE
-    + """
-import torch
-
-def reward_func(queries, prompts, labels):
-    note(kind="reward", num=len(queries), labels=labels)
-    return torch.tensor([sum(query.encode()) % 7 / 7 for query in queries])
 """
 )
 REWARD_FUNC = (

@@ -124,3 +124,9 @@ class Run:
         """Return how the run ended; blocks until it has."""
         output, errors = self.process.communicate(timeout=timeout_s)
         return subprocess.CompletedProcess(self.process.args, self.process.returncode, output, errors)
+
+
+def expect_no_leavings(cluster: FlowCluster) -> None:
+    """Assert that no rank and no coordinator runs; Ray ends an actor's process after the command that asked for it."""
+    _, alive = psutil.wait_procs([*cluster.ranks(), *cluster.actors("CoordinatorProcess")], timeout=30)
+    assert alive == []

@@ -1,13 +1,12 @@
 """What a command says of a wrong input, and what it may leave: used by the tests of wrong inputs and neighbours."""
 
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.fakes.warm_process import run_warm
 from tests.flow.user_run import Bring
 
 
@@ -55,11 +54,4 @@ def run_without_cluster(
     home: Path, options: Sequence[str], module: str = "learner.run"
 ) -> "subprocess.CompletedProcess[str]":
     """Return the finished command in a SLUICE_HOME where no cluster runs; a wrong input is answered in seconds."""
-    return subprocess.run(
-        [sys.executable, "-m", module, *options],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        # Offline: whether the hub can be reached is no matter of these tests.
-        env={**os.environ, "SLUICE_HOME": str(home), "COLUMNS": "200", "HF_HUB_OFFLINE": "1"},
-    )
+    return run_warm(module, *options, timeout=180.0, environment={"SLUICE_HOME": str(home), "COLUMNS": "200"})

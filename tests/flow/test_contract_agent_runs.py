@@ -1,12 +1,11 @@
-"""Whole runs of two steps with OpenRLHF's other three generations of agent files, and rewards in their older forms."""
+"""Whole runs of two steps with OpenRLHF's oldest and newest agent files; tests/contracts/ plays every generation."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from tests.fakes.http_servers import Answer, Received, ScriptedServer, module_serving
-from tests.flow.brought_plug_ins import COMPUTE_SCORE_NOW, FIRST_AGENT, FIRST_REWARD_FUNC, FOURTH_AGENT, THIRD_AGENT
+from tests.flow.brought_plug_ins import COMPUTE_SCORE_NOW, FIRST_AGENT, NEWEST_AGENT, REWARD_FUNC
 from tests.flow.contract_run import NUM_ROWS, calls, lines, parquet, ran, texts, written
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.user_run import Bring, Left
@@ -49,46 +48,40 @@ def test_first_agent_file_on_a_mixture_whose_verl_function_gives_each_source_ano
     assert any("reward_log/mine/acc" in line for line in steps_of(left))
 
 
-def test_third_agent_file_with_the_first_reward_function_and_a_server_in_shards(
+def test_newest_agent_file_with_a_reward_function_and_a_server_in_shards(
     cluster: FlowCluster, chatting: Bring, rewards: ScriptedServer
 ) -> None:
-    folder = written(chatting.folder / "third", agent=THIRD_AGENT, reward=FIRST_REWARD_FUNC)
+    folder = written(chatting.folder / "newest", agent=NEWEST_AGENT, reward=REWARD_FUNC)
+    rows = [{"input": f"{number} + 1 =", "answer": str(number + 1)} for number in range(NUM_ROWS)]
+    (folder / "train.jsonl").write_text(lines(rows))
 
     def plain(received: Received) -> Answer:
         return Answer([0.5] * len(received.body["query"]))
 
     with module_serving("rewards.serve", "--function", str(folder / "reward.py")) as (address, _):
         endpoints = [{"name": "function", "url": address}, {"name": "plain", "url": rewards.script_by("plain", plain)}]
-        given = {**of_openrlhf(folder), "rewards.endpoints": endpoints, "rewards.combine": "shard"}
-        left = ran(cluster, chatting, "third", given)
+        left = ran(
+            cluster,
+            chatting,
+            "newest",
+            {
+                "data.train": str(folder / "train.jsonl"),
+                "data.prompt_key": "input",
+                "data.label_key": "answer",
+                "rollout.environment": f"openrlhf_agent:{folder / 'agent.py'}",
+                "rewards.endpoints": endpoints,
+                "rewards.combine": "shard",
+            },
+        )
     noted = calls(folder)
     assert {each["has_read"] for each in noted if each["kind"] == "step"} == {False, True}
+    assert all(label.isdecimal() for each in noted if each["kind"] == "reward" for label in each["labels"])
     played_twice(left)
+    assert {line["reward_log/environment/turns"] for line in steps_of(left)} == {2.0}
     parts = [json.loads(part) for (part,) in left.rows("SELECT reward_parts FROM trajectories WHERE kind = 'train'")]
     assert {frozenset(part) for part in parts} == {
         frozenset({"environment", "function"}),
         frozenset({"environment", "plain"}),
-    }
-
-
-def test_fourth_agent_file_whose_reward_is_its_own(cluster: FlowCluster, chatting: Bring) -> None:
-    folder = written(chatting.folder / "fourth", agent=FOURTH_AGENT)
-    left = ran(cluster, chatting, "fourth", {**of_openrlhf(folder), "rewards.endpoints": "[]"})
-    played_twice(left)
-    assert {line["reward_mean"] for line in steps_of(left)} == {0.5}
-    assert {line["score_mean"] for line in steps_of(left)} == {0.5}
-    assert {line["reward_log/environment/turns"] for line in steps_of(left)} == {2.0}
-
-
-def of_openrlhf(folder: Path) -> dict[str, object]:
-    """Return the settings of an agent file and of rows in OpenRLHF's usual columns, now in `folder`."""
-    rows = [{"input": f"{number} + 1 =", "answer": str(number + 1)} for number in range(NUM_ROWS)]
-    (folder / "train.jsonl").write_text(lines(rows))
-    return {
-        "data.train": str(folder / "train.jsonl"),
-        "data.prompt_key": "input",
-        "data.label_key": "answer",
-        "rollout.environment": f"openrlhf_agent:{folder / 'agent.py'}",
     }
 
 

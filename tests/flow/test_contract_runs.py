@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from tests.fakes.http_servers import Answer, Received, ScriptedServer, module_serving
-from tests.flow.brought_plug_ins import AGENT, COMPUTE_SCORE, GUESS, REWARD_FUNC, TOOLS
-from tests.flow.contract_run import HERMES, NUM_ROWS, call, calls, lines, parquet, prompts, ran, texts, written
+from tests.flow.brought_plug_ins import COMPUTE_SCORE, GUESS, TOOLS
+from tests.flow.contract_run import HERMES, call, calls, parquet, prompts, ran, texts, written
 from tests.flow.flow_cluster import FlowCluster
-from tests.flow.user_run import GROUP_SIZE, GROUPS_PER_STEP, Bring
+from tests.flow.user_run import Bring
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
@@ -48,40 +48,6 @@ def test_rows_reward_function_and_tool_of_verl(cluster: FlowCluster, chatting: B
     made = [each for each in noted if each["kind"] == "execute"]
     assert {"kind": "execute", "truth": "4", "parameters": {"answer": "4"}} in made
     assert any(HERMES.result.format(text="no") in text for text in texts(left))
-
-
-def test_agent_file_and_reward_servers_of_openrlhf(
-    cluster: FlowCluster, chatting: Bring, rewards: ScriptedServer
-) -> None:
-    folder = written(chatting.folder / "openrlhf", agent=AGENT, reward=REWARD_FUNC)
-    (folder / "train.jsonl").write_text(
-        lines([{"input": f"{number} + 1 =", "answer": str(number + 1)} for number in range(NUM_ROWS)])
-    )
-
-    def old(received: Received) -> Answer:
-        return Answer({"rewards": [float("0" in query) for query in received.body["query"]]})
-
-    with module_serving("rewards.serve", "--function", str(folder / "reward.py")) as (address, _):
-        endpoints = [{"name": "new", "url": address}, {"name": "old", "url": rewards.script_by("old_style", old)}]
-        left = ran(
-            cluster,
-            chatting,
-            "openrlhf",
-            {
-                "data.train": str(folder / "train.jsonl"),
-                "data.prompt_key": "input",
-                "data.label_key": "answer",
-                "rollout.environment": f"openrlhf_agent:{folder / 'agent.py'}",
-                "rewards.endpoints": endpoints,
-            },
-        )
-    noted = calls(folder)
-    assert sum(each["kind"] == "step" for each in noted) >= 2 * 2 * GROUPS_PER_STEP * GROUP_SIZE
-    assert all(label.isdecimal() for each in noted if each["kind"] == "reward" for label in each["labels"])
-    steps = [line for line in left.metrics if line["step"] > 0]
-    assert {line["turns_mean"] for line in steps} == {2.0}
-    assert {line["reward/environment"] for line in steps} == {0.5}
-    assert all(line["reward/new"] > 0.0 and "reward/old" in line for line in steps)
 
 
 def test_retriever_and_rows_of_search_r1(cluster: FlowCluster, chatting: Bring, rewards: ScriptedServer) -> None:

@@ -1,19 +1,15 @@
-"""Runs that are interrupted: a learner rank is killed, the user says stop, a rollout server dies."""
+"""Runs that are interrupted: the command, a part of the learner or an engine is killed."""
 
 import re
-import signal
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
 import pytest
 
 from learner import audit
 from tests.fakes.process_facts import title_of
 from tests.fakes.waiting import wait_until
-from tests.flow.flow_cluster import FlowCluster
+from tests.flow.flow_cluster import FlowCluster, expect_no_leavings
 from tests.flow.user_run import Bring, Left, each_trained_once
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
@@ -43,7 +39,7 @@ def killed(cluster: FlowCluster, slow_user: Bring, copied: dict[str, object]) ->
         run.wait_until(lambda: left.last_step >= 3)
         run.process.kill()
         run.finished()
-    return Killed([int(line["step"]) for line in left.metrics], newest_checkpoint(left))
+    return Killed([int(line["step"]) for line in left.metrics], left.newest_checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +65,7 @@ def test_the_same_command_goes_on_from_the_newest_checkpoint(
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert "Resuming" in resumed.stdout
     assert f"from step {killed.newest_checkpoint}." in resumed.stdout
-    assert newest_checkpoint(slow_user.left("killed")) == 6
+    assert slow_user.left("killed").newest_checkpoint == 6
 
 
 def test_after_a_resume_every_prompt_is_trained_once(
@@ -109,7 +105,7 @@ def test_a_run_goes_on_without_its_folder_with_another_number_of_ranks_and_zero_
     assert "from step 6." in command.stdout
     assert left.trained == each_trained_once(8)
     assert [line["policy_version"] for line in left.metrics] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert newest_checkpoint(left) == 8
+    assert left.newest_checkpoint == 8
     assert audit.main([str(left.folder)]) == 0
 
 
@@ -142,7 +138,9 @@ def test_a_run_goes_on_from_its_newest_checkpoint_when_a_part_of_the_learner_die
     assert audit.main([str(left.folder)]) == 0
 
 
-def test_a_killed_learner_rank_ends_a_command_that_may_not_start_again(cluster: FlowCluster, slow_user: Bring) -> None:
+def test_a_killed_learner_rank_ends_a_command_that_may_not_start_again_with_a_report(
+    cluster: FlowCluster, slow_user: Bring
+) -> None:
     left = slow_user.left("no_restart")
     with cluster.running(*slow_user.options("no_restart", {**_OPTIONS, "run.max_restarts": 0})) as run:
         run.wait_until(lambda: left.last_step >= 1)
@@ -153,49 +151,11 @@ def test_a_killed_learner_rank_ends_a_command_that_may_not_start_again(cluster: 
     assert command.returncode == 1
     (line,) = command.stderr.strip().splitlines()
     assert line.startswith("learner rank 0: died")
-    expect_no_leavings(cluster)
-
-
-# -- the user says stop -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def stopped(cluster: FlowCluster, slow_user: Bring) -> "subprocess.CompletedProcess[str]":
-    left = slow_user.left("stopped")
-    options = {"run.max_steps": 1000, "learner.checkpoint_every_steps": 0}
-    with cluster.running(*slow_user.options("stopped", options)) as run:
-        run.wait_until(lambda: left.last_step >= 2)
-        second = cluster.run(*slow_user.options("second"))
-        assert (second.returncode, second.stderr.split(" (")[0]) == (1, "The run stopped is using this cluster")
-        run.process.send_signal(signal.SIGTERM)
-        return run.finished()
-
-
-def test_sigterm_ends_a_run_well_with_a_checkpoint_of_its_last_step_and_a_report(
-    stopped: "subprocess.CompletedProcess[str]", slow_user: Bring
-) -> None:
-    left = slow_user.left("stopped")
-
-    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
-    assert "stopped by the user" in stopped.stdout
-    assert newest_checkpoint(left) == left.last_step >= 2
     assert "</html>" in (left.folder / "report.html").read_text(encoding="utf-8")
-
-
-def test_after_sigterm_nothing_of_the_run_is_left_running(
-    stopped: "subprocess.CompletedProcess[str]", cluster: FlowCluster
-) -> None:
     expect_no_leavings(cluster)
-    assert len(cluster.actors("RolloutServer")) == 1
 
 
-def test_what_was_out_when_the_run_was_stopped_is_not_trained(
-    stopped: "subprocess.CompletedProcess[str]", slow_user: Bring
-) -> None:
-    left = slow_user.left("stopped")
-
-    assert left.trained == each_trained_once(left.last_step)
-    assert left.rows("SELECT COUNT(*) FROM prompts WHERE state = 'assigned'") == [(0,)]
+# -- in the background -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +178,7 @@ def test_a_run_in_the_background_is_listed_and_stopped_and_its_output_kept(
     assert told[0].stdout == "unattended has ended.\n"
     assert "stopped by the user" in told[1].stdout
     assert "report.html" in told[1].stdout
-    assert newest_checkpoint(unattended) == unattended.last_step
+    assert unattended.newest_checkpoint == unattended.last_step
     assert audit.main([str(unattended.folder)]) == 0
     expect_no_leavings(cluster)
 
@@ -253,19 +213,3 @@ def test_no_prompt_is_lost_or_given_up_with_an_engine(
     assert left.states.keys() == {"trained"}
     assert left.rows("SELECT COUNT(*) FROM failures WHERE boundary != 'server'") == [(0,)]
     assert max(left.staleness) <= 1
-
-
-def expect_no_leavings(cluster: FlowCluster) -> None:
-    # Ray ends an actor's process behind the command that asked for it.
-    leavings = [*cluster.ranks(), *cluster.actors("CoordinatorProcess")]
-    _, alive = psutil.wait_procs(leavings, timeout=30)
-    assert alive == []
-
-
-def newest_checkpoint(left: Left) -> int:
-    """Return the step of the newest checkpoint, 0 without one."""
-    return max((int(path.name.removeprefix("step_")) for path in _checkpoints(left.folder)), default=0)
-
-
-def _checkpoints(folder: Path) -> Iterator[Path]:
-    return (folder / "checkpoints").glob("step_*")

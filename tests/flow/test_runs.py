@@ -175,52 +175,31 @@ def test_no_trajectory_is_staler_than_one_step_when_one_is_allowed(plain: Ran) -
 
 
 def test_staleness_occurs_but_is_never_above_four_when_four_are_allowed(cluster: FlowCluster, user: Bring) -> None:
-    ran = run(cluster, user, "stale", learner__max_staleness=4, run__max_steps=8)
+    ran = run(cluster, user, "stale", learner__max_staleness=4, run__max_steps=6)
 
     assert 0 < max(ran.left.staleness) <= 4
-    assert ran.left.states == {"trained": 16}
-    assert ran.left.trained == each_trained_once(8)
-
-
-# -- a learning rate of nothing ---------------------------------------------------------------------------------------
-
-
-def test_logprobs_of_both_sides_stay_the_same_over_twenty_pushes_at_a_learning_rate_of_nothing(
-    cluster: FlowCluster, user: Bring
-) -> None:
-    """1e-30 moves no float32 weight: what drifts apart all the same would be engine, push or learner."""
-    ran = run(cluster, user, "still", run__max_steps=20, learner__lr=1e-30, learner__max_staleness=4)
-    lines = [line for line in ran.left.metrics if line["step"]]
-
-    assert [line["policy_version"] for line in lines] == list(range(1, 21))
-    assert max(line["logprob_difference_max"] for line in lines) < 1e-3
-    assert {round(line["ratio_mean"], 3) for line in lines} == {1.0}
+    assert ran.left.states == {"trained": 12}
+    assert ran.left.trained == each_trained_once(6)
 
 
 # -- several ranks ----------------------------------------------------------------------------------------------------
 
 
-# With stage 3 PPO: a critic, a reference in host memory, and two mini-batches times two epochs of updates in each step.
-ALGORITHM: dict[int, dict[str, object]] = {
-    2: {},
-    3: {
-        "learner__recipe": "ppo",
-        "learner__num_mini_batches": 2,
-        "learner__num_epochs": 2,
-        "kl__target": 0.01,
-        "reference__offload": True,
-        "policy__old_logprobs": "recompute",
-    },
+# PPO: a critic, a reference in host memory, and two mini-batches times two epochs of updates in each step.
+PPO: dict[str, object] = {
+    "learner__recipe": "ppo",
+    "learner__num_mini_batches": 2,
+    "learner__num_epochs": 2,
+    "kl__target": 0.01,
+    "reference__offload": True,
+    "policy__old_logprobs": "recompute",
 }
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_two_ranks_with_zero_train_every_prompt_once_and_export_the_model(
-    cluster: FlowCluster, user: Bring, stage: int
-) -> None:
+def test_two_ranks_with_zero_3_train_every_prompt_once_and_export_the_model(cluster: FlowCluster, user: Bring) -> None:
     from transformers import AutoModelForCausalLM
 
-    ran = run(cluster, user, f"zero{stage}", learner__num_ranks=2, learner__zero_stage=stage, **ALGORITHM[stage])
+    ran = run(cluster, user, "zero3", learner__num_ranks=2, learner__zero_stage=3, **PPO)
     start, trained = (
         AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight
         for folder in (user.model, ran.left.folder / "checkpoints" / "latest" / "model")
@@ -229,10 +208,10 @@ def test_two_ranks_with_zero_train_every_prompt_once_and_export_the_model(
     assert ran.left.states == {"trained": 6}
     assert ran.left.trained == each_trained_once(3)
     assert start.shape == trained.shape
-    # Adam moves every weight that has a gradient by about the learning rate, 1e-3, in each of three or twelve updates.
+    # Adam moves every weight that has a gradient by about the learning rate, 1e-3, in each of twelve updates.
     assert 1e-4 < (start - trained).abs().max().item() < 2e-2
-    assert {line["num_updates"] for line in ran.left.metrics if line["step"]} == {1 if stage == 2 else 4}
-    assert ("value_loss" in ran.left.metrics[-1]) == ("reference_kl" in ran.left.metrics[-1]) == (stage == 3)
+    assert {line["num_updates"] for line in ran.left.metrics if line["step"]} == {4}
+    assert {"value_loss", "reference_kl"} <= ran.left.metrics[-1].keys()
 
 
 # -- search in a user's retriever -------------------------------------------------------------------------------------

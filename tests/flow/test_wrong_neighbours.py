@@ -45,27 +45,6 @@ CASES = [
         is_pattern=True,
     ),
     Wrong(
-        "reward service that is not there",
-        1,
-        r"reward:mine: http://127.0.0.1:\d+/absent answered 404: \"no such page\". "
-        r"Start the service, or change rewards.endpoints \(name mine\).",
-        {"rewards.endpoints": [{"name": "mine", "url": "{rewards}/absent"}]},
-        is_pattern=True,
-    ),
-    Wrong(
-        "second of two reward services down",
-        1,
-        r"reward:other: http://127.0.0.1:\d+/: no connection \(.+\). "
-        r"Start the service, or change rewards.endpoints \(name other\).",
-        {
-            "rewards.endpoints": [
-                {"name": "mine", "url": "{rewards}/fast"},
-                {"name": "other", "url": "{down}/"},
-            ]
-        },
-        is_pattern=True,
-    ),
-    Wrong(
         "header without its variable",
         1,
         "settings: rewards.endpoints mine: the header X-Key comes from the environment variable NO_SUCH_KEY, "
@@ -99,13 +78,6 @@ CASES = [
         {"weights.backend": "nccl"},
     ),
     Wrong(
-        "missing environment file",
-        2,
-        "settings: rollout.environment = {user}/none.py:Mine: there is no file {user}/none.py. "
-        "Give the path of a Python file.",
-        {"rollout.environment": "{user}/none.py:Mine"},
-    ),
-    Wrong(
         "environment without a step",
         2,
         "settings: rollout.environment = {user}/half.py:Half: it has no `async def step`. "
@@ -121,7 +93,6 @@ def test_a_wrong_neighbour_is_one_line_before_anything_starts(
     wrong: Wrong, cluster: FlowCluster, user: Bring, rewards: ScriptedServer
 ) -> None:
     rewards.script("nonsense", Answer({"hello": 1}))
-    rewards.script("absent", Answer("no such page", 404))
     before = {process.pid for process in cluster.actors("RolloutServer")}
     options = [
         option.replace("{down}", free_address()).replace("{rewards}", rewards.address)
@@ -171,22 +142,5 @@ def test_a_start_that_fails_halfway_leaves_neither_processes_nor_a_run_folder(
     wrong: Wrong, cluster: FlowCluster, user: Bring
 ) -> None:
     expect_refusal(wrong, user, cluster.run(*options_of(wrong, user)))
-    assert cluster.actors("CoordinatorProcess") == []
-    assert cluster.ranks() == []
-
-
-@pytest.mark.timeout(300)
-def test_a_run_that_fails_in_training_has_its_report_and_says_what_failed(
-    cluster: FlowCluster, slow_user: Bring
-) -> None:
-    left = slow_user.left("lost-ledger")
-    with cluster.running(*slow_user.options("lost-ledger", {"run.max_steps": 1000, "run.max_restarts": 0})) as run:
-        run.wait_until(lambda: left.last_step >= 1)
-        for coordinator in cluster.actors("CoordinatorProcess"):
-            coordinator.kill()
-        finished = run.finished()
-    assert (finished.returncode, finished.stderr.count("\n")) == (1, 1), finished.stdout + finished.stderr
-    assert "the coordinator: died" in finished.stderr
-    assert "<html" in (left.folder / "report.html").read_text(encoding="utf-8")
     assert cluster.actors("CoordinatorProcess") == []
     assert cluster.ranks() == []

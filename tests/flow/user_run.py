@@ -112,6 +112,12 @@ class Left:
     def last_step(self) -> int:
         return int(max((line["step"] for line in self.metrics), default=0))
 
+    @property
+    def newest_checkpoint(self) -> int:
+        """Return the step of the newest checkpoint, 0 without one."""
+        folders = (self.folder / "checkpoints").glob("step_*")
+        return max((int(folder.name.removeprefix("step_")) for folder in folders), default=0)
+
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Return what an SQL query of the ledger gives."""
         with closing(sqlite3.connect(f"file:{self.folder / 'ledger.sqlite'}?mode=ro", uri=True)) as ledger:
