@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from learner.coordinator.groups.group import LeaseStamp
+from learner.coordinator.groups.kept_turns import FinishedTurns, fitting
 from protocol.wire import messages as m
 from protocol.wire.conversation import ConversationPart, FinishedTurn
 from protocol.wire.trajectory import VersionSpan
@@ -222,3 +224,10 @@ def test_the_next_start_of_the_run_begins_samples_anew(tmp_path: Path) -> None:
     tell(script, "s1", part_of(lease, 1))
     script.ledger.close()
     assert turns_of(leased_again(Script(tmp_path), lease.group)) is None
+
+
+def test_turns_and_versions_count_together_against_the_entries_of_a_lease(script: Script) -> None:
+    part, buffers = part_of(first_lease(script), 1)
+    long = replace(part, turns=part.turns * 2500, version_spans=part.version_spans * 2500)
+    kept = {index: FinishedTurns(long, buffers) for index in range(2)}
+    assert fitting(kept) == [kept[0]]

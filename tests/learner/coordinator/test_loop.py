@@ -15,11 +15,14 @@ import zmq
 
 from learner.coordinator.coordinator import Coordinator
 from learner.coordinator.loop import CoordinatorLoop
+from learner.coordinator.process import CoordinatorProcess
 from learner.coordinator.steps.record import RunRecord
 from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger
 from learner.rank.coordinator_client import CoordinatorClient
 from protocol.errors import NeighbourError, OperatorError
+from protocol.node.home import write_secret
+from protocol.settings.data import DataSettings
 from protocol.settings.settings import Settings
 from protocol.wire import messages as m
 from protocol.wire.channel import DealerChannel, KeyPair, RouterChannel
@@ -259,3 +262,29 @@ def test_error_of_the_coordinator_ends_the_loop_and_is_kept(running: Running, ca
         while running.loop.failure is None and time.monotonic() < deadline:
             time.sleep(0.01)
     assert running.loop.failure is error
+
+
+def test_status_is_made_twice_a_second_and_not_in_each_turn(running: Running) -> None:
+    begun, made = time.monotonic(), {id(running.loop.status): running.loop.status}
+    while time.monotonic() - begun < 0.45:
+        made[id(running.loop.status)] = running.loop.status
+        time.sleep(0.01)
+    assert len(made) <= 2 + (time.monotonic() - begun) / 0.5
+
+
+def test_process_opens_a_run_on_the_rows_of_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path / "home"))
+    for name, pair in (("coordinator", COORDINATOR_KEYS), ("peer", PEER_KEYS)):
+        write_secret(tmp_path / "home" / "keys" / f"{name}.pub", pair.public.decode())
+        write_secret(tmp_path / "home" / "keys" / f"{name}.sec", pair.secret.decode())
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1 =", "label": "2"}\n')
+    given = SETTINGS.model_copy(update={"data": DataSettings(train=str(tmp_path / "rows.jsonl"))})
+    process = CoordinatorProcess(given, tmp_path, "r1", 0, "127.0.0.1")
+    address, incarnation = process.open()
+    channel = DealerChannel(address, "s1", PEER_KEYS, COORDINATOR_KEYS.public)
+    demand = m.Demand(run_id="r1", incarnation=incarnation, num_groups=1, policy_version=0, heard_of_lease=0, leases={})
+    lease, _ = Decoder(m.ToServer).decode(channel.call(encode(demand), 20.0))
+    assert isinstance(lease, m.Lease)
+    assert lease.prompt == "1 + 1 ="
+    channel.close()
+    process.close()

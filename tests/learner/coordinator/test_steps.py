@@ -203,3 +203,10 @@ def test_run_ends_by_its_stop_rule_with_a_sentence_and_its_lines_count_alarms(tm
     assert why is not None
     assert why.startswith("Alarms for 2 steps in a row (health.stop_after): 100% of the groups have equal rewards")
     assert [line["alarms"] for line in script.metrics()] == [1, 1]
+
+
+def test_groups_of_a_step_are_assigned_to_it_in_the_ledger(script: Script) -> None:
+    for lease in script.demand():
+        script.finish("s1", lease)
+    script.batch(1)
+    assert script.rows("SELECT DISTINCT step FROM prompts WHERE state = 'assigned'") == [(1,)]
