@@ -10,6 +10,7 @@ import psutil
 import pytest
 import torch
 
+from learner.weights.buckets import default_bucket_bytes
 from learner.weights.push import WeightPusher
 from tests.fakes.waiting import wait_until
 from tests.learner.weights.fake_server import FakeServer
@@ -244,3 +245,8 @@ def test_push_to_no_servers_reports_nobody(pushers: list[WeightPusher]) -> None:
     report = push(make_pusher(pushers, []), 1)
 
     assert (report.synced, report.failed, report.pause_s) == ((), {}, 0.0)
+
+
+@pytest.mark.parametrize(("backend", "num_bytes"), [("gloo", 16 * 1024**2), ("nccl", 256 * 1024**2)])
+def test_bucket_size_depends_on_the_device(backend: str, num_bytes: int) -> None:
+    assert default_bucket_bytes(backend) == num_bytes

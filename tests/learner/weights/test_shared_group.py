@@ -125,6 +125,20 @@ def test_group_that_is_given_up_is_closed_while_a_broadcast_is_stuck_in_it(
     assert time.monotonic() - started < 30.0  # the deadline is 60 s
 
 
+def test_broadcast_that_hangs_although_every_server_has_received_fails_at_the_deadline(
+    groups: list[FakeGroup], servers: list[Server]
+) -> None:
+    pusher = WeightPusher(servers, "127.0.0.1", "nccl", 1.0, workers_per_server=2)
+    _push(pusher, 1)
+    groups[0].is_stuck.set()
+    started = time.monotonic()
+    report = _push(pusher, 2)
+    pusher.close()
+
+    assert "did not take a bucket within 1.0 s" in report.failed["a"]
+    assert time.monotonic() - started < 30.0
+
+
 def test_others_meet_anew_at_once_without_one_that_fell_silent(
     pusher: WeightPusher, servers: list[Server], groups: list[FakeGroup]
 ) -> None:
