@@ -22,14 +22,16 @@ class NeighbourError(Exception):
     It is counted and shown; the lease goes back. It never becomes a reward, an observation or training data.
     """
 
-    def __init__(self, boundary: str, detail: str) -> None:
+    def __init__(self, boundary: str, detail: str, place: str = "") -> None:
+        """place: file and line of the user's code that raised; empty: no such code did."""
         super().__init__(f"{boundary}: {detail}")
         self.boundary = boundary
         self.detail = detail
+        self.place = place
 
-    def __reduce__(self) -> tuple[type["NeighbourError"], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type["NeighbourError"], tuple[str, str, str]]:
         # Pickling keeps the constructor's arguments; Exception would keep only the joined text.
-        return type(self), (self.boundary, self.detail)
+        return type(self), (self.boundary, self.detail, self.place)
 
 
 class AwayError(NeighbourError):

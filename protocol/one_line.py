@@ -32,6 +32,11 @@ def describe_error(error: BaseException) -> str:
 
     Example: "KeyError: 'board' (/home/me/my_env.py:12)"
     """
+    place = place_of(error)
+    return f"{type(error).__name__}: {one_line(error)}" + (f" ({place})" if place else "")
+
+
+def place_of(error: BaseException) -> str:
+    """Return the file and line that raised an exception, "/home/me/my_env.py:12"; empty if it was not raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {one_line(error)}{place}"
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

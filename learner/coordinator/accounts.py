@@ -7,6 +7,7 @@ from typing import TypedDict
 
 import msgspec
 
+from learner.coordinator.failure_streaks import FailureStreaks
 from learner.ledger.ledger import Ledger
 from protocol.wire import messages as m
 
@@ -96,3 +97,4 @@ class Accounts:
     ledger: Ledger  # states of prompts and trajectories
     mailbox: Mailbox  # messages to send
     counts: Counter[str] = field(default_factory=Counter)
+    streaks: FailureStreaks = field(default_factory=FailureStreaks)  # failures while no sample succeeds

@@ -89,6 +89,7 @@ class Coordinator:
         self._record = record
         accounts = Accounts(ledger, Mailbox(run_id, self.incarnation))
         self._ledger, self._mailbox, self._counts = ledger, accounts.mailbox, accounts.counts
+        self._streaks = accounts.streaks
         self._window = window = StalenessWindow(settings.learner.groups_per_step, settings.learner.max_staleness)
         self._servers = Servers()
         source = PromptSource(train, settings, ledger, last_step)
@@ -176,8 +177,9 @@ class Coordinator:
                 self._mailbox.confirm(peer, request)
             self._is_copying = self._copies.has_pending
         self._recall.expire(self._steps.leasable_versions, now)
-        if self._groups.give_up_reason is not None:
-            self.give_up(self._groups.give_up_reason)
+        for reason in (self._groups.give_up_reason, self._streaks.give_up_reason):
+            if reason is not None:
+                self.give_up(reason)
         if self._steps.batch is None:
             self._groups.drop_stale(self._steps.policy_version)
         self._steps.answer_ranks(self._servers, now)
@@ -220,7 +222,7 @@ class Coordinator:
             servers=self._servers.status(),
             counts=dict(self.counts),
             give_up_reason=self._give_up_reason,
-            notices=self._notices,
+            notices=(*self._notices, *self._streaks.notices),
         )
 
     # -- messages of peers --------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ The missing samples of a recalled lease are leased again.
 from collections import deque
 from collections.abc import Mapping
 
+import msgspec
+
 from learner.coordinator.accounts import Accounts
 from learner.coordinator.groups.group import DIED, Group, GroupState, LeaseStamp, SentLease
 from learner.coordinator.groups.kept_turns import KeptTurns, joined_buffers
@@ -70,6 +72,7 @@ class Leases:
         self._ledger = accounts.ledger
         self._mailbox = accounts.mailbox
         self._counts = accounts.counts
+        self._streaks = accounts.streaks
         self._seed = seed
         self._vocab_size = vocab_size
         self._kept_turns = kept_turns
@@ -134,6 +137,7 @@ class Leases:
         if not self._groups.accept(group, trajectory):
             self._ignore(server, facts, "duplicate", "duplicate")
             return
+        self._streaks.reset()
         self._mailbox.acknowledge(server, facts.group, facts.sample_index, "accepted")
         if group.state is GroupState.READY and group.attempt == 1:
             self._overdue.observe(now - group.leased_at)
@@ -177,6 +181,8 @@ class Leases:
         group, index = self._groups.find(message.group), message.sample_index
         if group is not None and group.is_leased(index, server, message.attempt):
             self._counts[f"failed:{message.boundary}"] += 1
+            place = "" if message.place is msgspec.UNSET else message.place
+            self._streaks.add(message.boundary, message.detail, place)
         tokens, detail = message.num_model_tokens, message.detail
         self._fail_one(group, index, message.attempt, server, message.boundary, detail, tokens)
 

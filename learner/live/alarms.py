@@ -1,14 +1,21 @@
 """Alarms of a run's health: which figure of a step is out of bounds, what that means, and what to change.
 
-A rule that is broken for `health.patience` steps in a row raises one alarm, and may end the run.
+A rule that is broken for `health.patience` steps in a row raises one alarm, and may end the run. A step in which its
+figure was not measured changes nothing.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
 
 from protocol.settings.evaluation import HealthSettings
 
 Line = Mapping[str, float]
+
+# Key that HealthWatch adds to a line: the median of kl_stale over the steps before, once it knows enough of them.
+_USUAL_KL_STALE = "usual_kl_stale"
+_NUM_USUAL, _NUM_NEEDED = 50, 10
 
 
 @dataclass(frozen=True)
@@ -32,9 +39,9 @@ RULES = {
     "ratio": Rule(
         "ratio_mean",
         lambda ratio, bounds, line: not bounds.ratio_low <= ratio <= bounds.ratio_high,
-        "ratio mean {value:.3g}: behaviour logprobs do not belong to these weights. Lower learner.max_staleness or "
-        "learner.lr. If it starts at the first step, the engine computes another model: remove rollout.engine_args, "
-        "and see weights.probe.",
+        "ratio mean {value:.3g}: it is 1 if the logprobs that servers send are those that they sample with. Remove "
+        "rollout.engine_args that change the sampling. A few tokens of extreme ratio have the same effect: lower "
+        "learner.max_staleness or learner.lr.",
     ),
     "kl_fresh": Rule(
         "kl_fresh",  # absent where fresh and stale samples cannot be separated
@@ -45,9 +52,10 @@ RULES = {
     ),
     "kl_stale": Rule(
         "kl_stale",
-        lambda kl, bounds, line: kl > bounds.kl_stale,
+        lambda kl, bounds, line: kl > min(bounds.kl_stale, _unusual_kl(bounds, line)),
         "kl {value:.3g} nats per token on stale samples: in learner.max_staleness steps the policy moves further than "
-        "its samples can follow. Lower learner.max_staleness or learner.lr, or use learner.correction: tis.",
+        "its samples can follow, or engine and learner no longer compute the same model. Lower learner.max_staleness "
+        "or learner.lr, or use learner.correction: tis.",
     ),
     "effective_samples": Rule(
         "effective_sample_share",
@@ -77,8 +85,9 @@ RULES = {
     "equal_groups": Rule(
         "equal_group_share",
         lambda share, bounds, line: share > bounds.equal_groups,
-        "{value:.0%} of the groups have equal rewards and give no gradient. Use prompts of another difficulty, a "
-        "larger rollout.group_size, or filter.dynamic_sampling.",
+        "{value:.0%} of the groups have equal rewards and teach nothing about which sample was better. If every reward "
+        "is 0, try the scorer with python -m rewards.check, and name it in rewards.endpoints. Otherwise use prompts of "
+        "another difficulty, a larger rollout.group_size, or filter.dynamic_sampling.",
     ),
     "truncated": Rule(
         "truncated_share",
@@ -90,8 +99,8 @@ RULES = {
         "response_tokens_better",
         lambda tokens, bounds, line: 0 < bounds.length_ratio * line.get("response_tokens_worse", 0.0) < tokens,
         "samples of above-average reward have {value:.0f} tokens, the others {line[response_tokens_worse]:.0f}: the "
-        "reward may pay for length. Read samples.jsonl; a reward for shorter answers, or learner.advantage: dr_grpo, "
-        "removes the incentive.",
+        "reward may pay for length. Read samples.jsonl, and lower the reward of long answers, such as with "
+        "rewards.overlong_buffer_tokens.",
     ),
 }
 
@@ -105,15 +114,34 @@ class HealthWatch:
     def __init__(self, settings: HealthSettings) -> None:
         self.active: dict[str, Alarm] = {}
         self._settings = settings
-        self._num_broken: dict[str, int] = {}  # rule -> steps in a row that broke it
+        self._num_broken: dict[str, int] = {}  # rule -> measured steps in a row that broke it
+        self._kl_stale: deque[float] = deque(maxlen=_NUM_USUAL)
 
     def take(self, line: Line) -> list[Alarm]:
         """Return the alarms that begin with this step: broken for health.patience steps in a row, its own included."""
-        broken = {alarm.name: alarm for alarm in broken_rules(line, self._settings)} if self._settings.alarms else {}
-        self._num_broken = {name: self._num_broken.get(name, 0) + 1 for name in broken}
-        patience = self._settings.patience
-        self.active = {name: alarm for name, alarm in broken.items() if self._num_broken[name] >= patience}
-        return [alarm for name, alarm in self.active.items() if self._num_broken[name] == patience]
+        if not self._settings.alarms:
+            return []
+        broken = {alarm.name: alarm for alarm in broken_rules(self._with_usual(line), self._settings)}
+        begun = []
+        for name, rule in RULES.items():
+            if (alarm := broken.get(name)) is not None:
+                self._num_broken[name] = self._num_broken.get(name, 0) + 1
+                if self._num_broken[name] >= self._settings.patience:
+                    self.active[name] = alarm
+                if self._num_broken[name] == self._settings.patience:
+                    begun.append(alarm)
+            elif rule.figure in line:
+                self._num_broken.pop(name, None)
+                self.active.pop(name, None)
+        return begun
+
+    def _with_usual(self, line: Line) -> Line:
+        """Return the line with the run's own usual value, and remember the line's."""
+        is_known = len(self._kl_stale) >= _NUM_NEEDED
+        usual = {_USUAL_KL_STALE: median(self._kl_stale)} if is_known else {}
+        if "kl_stale" in line:
+            self._kl_stale.append(line["kl_stale"])
+        return {**line, **usual}
 
     @property
     def stop_reason(self) -> str | None:
@@ -132,6 +160,11 @@ def broken_rules(line: Line, settings: HealthSettings) -> list[Alarm]:
         for name, rule in RULES.items()
         if rule.figure in line and rule.is_broken(line[rule.figure], settings, line)
     ]
+
+
+def _unusual_kl(bounds: HealthSettings, line: Line) -> float:
+    """Return the KL of stale samples that is unusual for this run; below kl_fresh none is."""
+    return max(bounds.kl_fresh, bounds.kl_stale_factor * line.get(_USUAL_KL_STALE, float("inf")))
 
 
 def alarms_of(lines: Iterable[Line], settings: HealthSettings) -> list[tuple[int, Alarm]]:

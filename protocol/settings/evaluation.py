@@ -113,6 +113,9 @@ class HealthSettings(Section):
     ratio_high: PositiveFloat = Field(1.25, description="Alarm when ratio_mean is above.")
     kl_fresh: PositiveFloat = Field(0.05, description="Alarm when kl_fresh is above, nats per token.")
     kl_stale: PositiveFloat = Field(0.5, description="Alarm when kl_stale is above, nats per token.")
+    kl_stale_factor: PositiveFloat = Field(
+        4.0, description="Alarm when kl_stale is above its median over the last 50 steps by this factor."
+    )
     effective_samples: Fraction = Field(0.3, description="Alarm when effective_sample_share is below.")
     clip_fraction: Fraction = Field(0.4, description="Alarm when clip_fraction is above.")
     entropy: float = Field(0.01, description="Alarm when entropy is below, nats per token.")

@@ -102,6 +102,7 @@ class SampleFailed(Message, frozen=True, kw_only=True, tag="failed"):
     boundary: Name  # "engine", "retriever", "reward:NAME", "environment", "prompt", "trajectory" or "lease"
     detail: Reason  # cause
     num_model_tokens: Count = 0  # model tokens of its finished turns; never trained
+    place: Reason | msgspec.UnsetType = msgspec.UNSET  # file and line of the user's code that raised
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):

@@ -9,7 +9,7 @@ from typing import Any
 
 from protocol.contained_tasks import contain_tasks
 from protocol.errors import NeighbourError
-from protocol.one_line import describe_error, one_line
+from protocol.one_line import describe_error, one_line, place_of
 from rollout.environments.agents import AgentProgram, AgentTask
 from rollout.episodes.sample import AGENT
 
@@ -48,7 +48,7 @@ class AgentPrograms:
         except NeighbourError:
             raise
         except BaseException as error:  # a user's code may raise anything
-            raise NeighbourError(AGENT, describe_error(error)) from error
+            raise NeighbourError(AGENT, describe_error(error), place_of(error)) from error
 
     async def _in_thread(self, task: AgentTask) -> Any:
         """Return a function's result. A thread that never ends does not keep the process alive."""

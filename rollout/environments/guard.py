@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args
 
 from protocol.contained_tasks import contain_tasks
 from protocol.errors import NeighbourError
-from protocol.one_line import describe_error, one_line
+from protocol.one_line import describe_error, one_line, place_of
 from rollout.environments.base import (
     Chat,
     Environment,
@@ -75,7 +75,7 @@ class GuardedEnvironment:
         except NeighbourError:
             raise
         except BaseException as error:  # a user's code may raise anything
-            raise NeighbourError(ENVIRONMENT, f"{problem}{describe_error(error)}") from error
+            raise NeighbourError(ENVIRONMENT, f"{problem}{describe_error(error)}", place_of(error)) from error
 
     async def call(self, call: Callable[[], Awaitable[Any]], complaint: str, timeout_s: float | None = None) -> Any:
         """Return the result of a coroutine within turn_timeout_s. It runs in a task of its own."""
@@ -97,7 +97,7 @@ class GuardedEnvironment:
         if isinstance(error, NeighbourError):
             raise error
         if error is not None:
-            raise NeighbourError(ENVIRONMENT, describe_error(error)) from error
+            raise NeighbourError(ENVIRONMENT, describe_error(error), place_of(error)) from error
         return value
 
 
@@ -209,7 +209,7 @@ def _checked_number(value: Any, subject: str) -> float | None:
         plain = value.item() if hasattr(value, "item") else value
         number = float(plain) if isinstance(plain, int | float) else None
     except Exception as error:  # arrays of several numbers, integers too large for a float, users' own classes
-        raise NeighbourError(ENVIRONMENT, describe_error(error)) from error
+        raise NeighbourError(ENVIRONMENT, describe_error(error), place_of(error)) from error
     if number is None:
         raise _wrong(f"the step's {subject} is", value, "a number")
     if not math.isfinite(number):

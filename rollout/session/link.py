@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Protocol, TypedDict
 
+import msgspec
+
 from protocol.settings.run_spec import RunSpec
 from protocol.wire import messages as m
 from protocol.wire.codec import Decoder, encode
@@ -136,5 +138,6 @@ class CoordinatorLink:
                 boundary=item.boundary[:200],
                 detail=item.detail[:2000],
                 num_model_tokens=min(item.num_model_tokens, LARGEST_COUNT),
+                place=item.place or msgspec.UNSET,
             )
         )

@@ -44,6 +44,7 @@ class Failure:
     boundary: str  # name of the neighbour that failed
     detail: str  # error text
     num_model_tokens: int = 0  # tokens of the turns that the policy had finished
+    place: str = ""  # file and line of the user's code that raised
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from protocol.errors import NeighbourError
-from protocol.one_line import describe_error, one_line
+from protocol.one_line import describe_error, one_line, place_of
 from protocol.settings.rollout import RolloutSettings
 from protocol.wire import messages as m
 from rollout.environments.base import Task
@@ -174,11 +174,12 @@ class SamplesInFlight:
         """Count and log a failure, with a traceback if code of this process raised it."""
         if isinstance(error, NeighbourError):
             boundary, detail = one_line(error.boundary, 200) or "unnamed", one_line(error.detail, 2000)
+            place = one_line(error.place, 2000)
             raised = error.__cause__ if boundary in (ENVIRONMENT, AGENT) else None
         else:
-            boundary, detail, raised = "sample", describe_error(error), error
+            boundary, detail, place, raised = "sample", describe_error(error), place_of(error), error
         self._failures.add(boundary, detail, "the sample's lease went back", raised)
-        return Failure(_key(sample), boundary, detail, progress.num_model_tokens)
+        return Failure(_key(sample), boundary, detail, progress.num_model_tokens, place)
 
     def _end(self, sample: SampleTask) -> None:
         """Release a sample's room."""

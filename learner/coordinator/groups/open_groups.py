@@ -22,6 +22,9 @@ from protocol.wire.conversation import ConversationPart
 from protocol.wire.messages import Lease
 from protocol.wire.trajectory import Trajectory, TrajectoryFacts
 
+# Prompts skipped one after the other, after which the run ends; fewer if data.train has fewer.
+_MAX_SKIPPED_IN_A_ROW = 256
+
 
 class OpenGroups:
     """`training`, `evaluating`: open groups by name, in lease order.
@@ -241,12 +244,11 @@ class OpenGroups:
 
     def _note_dead_letter(self, group: Group, reason: str) -> None:
         self._num_skipped_in_a_row += 1
-        if self._num_skipped_in_a_row >= max(self._source.num_prompts, self._window.size):
-            # Every epoch would be the same: a fault of all servers, or of all prompts, does not go away.
+        if self._num_skipped_in_a_row >= max(min(self._source.num_prompts, _MAX_SKIPPED_IN_A_ROW), self._window.size):
+            # A fault of all servers, or of all prompts, does not go away.
             self.give_up_reason = (
-                f"the last {self._num_skipped_in_a_row} prompts were skipped, one after the other, as many as "
-                f"data.train has or more. {group.name}: {reason[:1000]}. Repair the cause, or the prompts, and start "
-                "the run again."
+                f"the last {self._num_skipped_in_a_row} prompts were skipped, one after the other. {group.name}: "
+                f"{reason[:1000]}. Repair the cause, or the prompts, and start the run again."
             )
 
     def _set_state(

@@ -11,6 +11,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from learner.coordinator.coordinator import Coordinator
 from learner.coordinator.groups.eval_scores import HeldOutSet
 from learner.coordinator.steps.record import RunRecord
@@ -131,7 +133,15 @@ class Script:
         (ack,) = self.take(server, m.Ack)
         return ack
 
-    def fail(self, server: str, lease: m.Lease, index: int, detail: str = "503", num_model_tokens: int = 0) -> m.Ack:
+    def fail(
+        self,
+        server: str,
+        lease: m.Lease,
+        index: int,
+        detail: str = "503",
+        num_model_tokens: int = 0,
+        place: str | msgspec.UnsetType = msgspec.UNSET,
+    ) -> m.Ack:
         failed = m.SampleFailed(
             **self.stamp,
             group=lease.group,
@@ -140,6 +150,7 @@ class Script:
             boundary="reward:em",
             detail=detail,
             num_model_tokens=num_model_tokens,
+            place=place,
         )
         self.tell(server, failed)
         (ack,) = self.take(server, m.Ack)

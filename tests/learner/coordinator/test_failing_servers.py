@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from protocol.wire import messages as m
@@ -82,9 +83,7 @@ def test_run_ends_when_as_many_prompts_in_a_row_were_given_up_as_there_are(six_p
     six_prompts.advance()
     reason = six_prompts.coordinator.status().give_up_reason
     assert reason is not None
-    assert reason.startswith(
-        "the last 6 prompts were skipped, one after the other, as many as data.train has or more. "
-    )
+    assert reason.startswith("the last 6 prompts were skipped, one after the other. ")
     assert "sample 0: reward:em: 503; reward:em: 503; reward:em: 503. Repair the cause" in reason
     (answer,) = six_prompts.ask(1)
     assert isinstance(answer, m.RunEnd)
@@ -97,3 +96,53 @@ def test_group_that_came_back_begins_the_count_anew(six_prompts: Script) -> None
     give_up(six_prompts, 5)
     six_prompts.advance()
     assert six_prompts.coordinator.status().give_up_reason is None
+
+
+DETAIL = "ZeroDivisionError: division by zero (/home/me/reward.py:6)"
+
+
+def fail_samples(script: Script, number: int, place: str | msgspec.UnsetType) -> None:
+    """Fail samples, one after the other, of as many prompts as it takes."""
+    end = script.coordinator.counts["failed:reward:em"] + number
+    while script.coordinator.counts["failed:reward:em"] < end:
+        for lease in script.demand("s1", num_groups=1):
+            script.fail("s1", lease, lease.sample_indices[0], DETAIL, place=place)
+
+
+def give_up_reason(script: Script) -> str | None:
+    script.advance()
+    return script.coordinator.status().give_up_reason
+
+
+@pytest.mark.parametrize(("place", "is_fatal"), [("/home/me/reward.py:6", True), (msgspec.UNSET, False)])
+def test_run_ends_after_32_failures_at_one_line_of_a_users_code(
+    tmp_path: Path, place: str | msgspec.UnsetType, is_fatal: bool
+) -> None:
+    script = Script(tmp_path, SETTINGS, num_prompts=80)
+    fail_samples(script, 31, place)
+    assert give_up_reason(script) is None
+    fail_samples(script, 1, place)
+    expected = (
+        f"reward:em failed for 32 samples in a row at /home/me/reward.py:6: {DETAIL}. "
+        "Repair the code, and start the run again."
+    )
+    assert give_up_reason(script) == (expected if is_fatal else None)
+
+
+def test_success_begins_the_count_of_failures_again(tmp_path: Path) -> None:
+    script = Script(tmp_path, SETTINGS, num_prompts=80)
+    for _ in range(3):
+        fail_samples(script, 31, "/home/me/reward.py:6")
+        lease = script.demand("s1", num_groups=1)[0]
+        script.deliver("s1", lease, lease.sample_indices[0])
+    assert give_up_reason(script) is None
+
+
+def test_operator_hears_once_of_a_neighbour_that_fails_every_sample(tmp_path: Path) -> None:
+    script = Script(tmp_path, SETTINGS, num_prompts=80)
+    numbers = []
+    for number in (1, 1, 10):
+        fail_samples(script, number, msgspec.UNSET)
+        numbers.append(len(script.coordinator.status().notices))
+    assert numbers == [0, 1, 1]
+    assert script.coordinator.status().notices == (f"reward:em failed for 2 samples in a row: {DETAIL}",)

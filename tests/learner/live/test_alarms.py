@@ -32,8 +32,8 @@ def test_a_step_without_fault_breaks_no_rule_and_neither_does_one_without_figure
 @pytest.mark.parametrize(
     ("rule", "figure", "at_the_bound", "beyond", "text"),
     [
-        ("ratio", "ratio_mean", 0.8, 0.62, "ratio mean 0.62: behaviour logprobs do not belong to these weights"),
-        ("ratio", "ratio_mean", 1.25, 1.4, "ratio mean 1.4: behaviour logprobs do not belong to these weights"),
+        ("ratio", "ratio_mean", 0.8, 0.62, "ratio mean 0.62: it is 1 if the logprobs"),
+        ("ratio", "ratio_mean", 1.25, 1.4, "ratio mean 1.4: it is 1 if the logprobs"),
         ("kl_fresh", "kl_fresh", 0.05, 0.06, "kl 0.06 nats per token on samples of the learner's own weights"),
         ("kl_stale", "kl_stale", 0.5, 0.75, "kl 0.75 nats per token on stale samples"),
         ("effective_samples", "effective_sample_share", 0.3, 0.2, "effective sample share 0.2: few tokens carry"),
@@ -64,7 +64,7 @@ def test_what_an_alarm_says_to_change_is_a_setting_that_exists() -> None:
     alarms = broken_rules(sick, SETTINGS)
     assert {alarm.name for alarm in alarms} == set(RULES)
     for alarm in alarms:
-        named = re.findall(r"\b(?:learner|rollout|policy|weights|filter|reward)\.[a-z_]+", alarm.text)
+        named = re.findall(r"\b(?:learner|rollout|policy|weights|filter|rewards)\.(?!check)[a-z_]+", alarm.text)
         assert named
         assert set(named) <= known
 
@@ -79,6 +79,28 @@ def test_an_alarm_is_told_once_after_so_many_steps_in_a_row() -> None:
     assert set(watch.active) == {"ratio"}
     watch.take(WELL)
     assert watch.active == {}
+
+
+def test_steps_without_a_fresh_sample_do_not_interrupt_the_count_of_those_with_one() -> None:
+    watch = HealthWatch(HealthSettings(patience=3))
+    fresh, stale = {"kl_fresh": 0.2}, {"kl_stale": 0.01}
+    begun = [[alarm.name for alarm in watch.take(line)] for line in (fresh, stale, fresh, stale, stale, fresh, stale)]
+    assert begun == [[], [], [], [], [], ["kl_fresh"], []]
+    assert set(watch.active) == {"kl_fresh"}
+    watch.take({"kl_fresh": 0.001})
+    assert watch.active == {}
+
+
+@pytest.mark.parametrize(
+    ("usual", "later", "alarms"), [(0.03, 0.15, {"kl_stale"}), (0.03, 0.1, set()), (0.001, 0.04, set())]
+)
+def test_kl_of_stale_samples_is_compared_with_the_runs_own_usual_value(
+    usual: float, later: float, alarms: set[str]
+) -> None:
+    watch = HealthWatch(HealthSettings(patience=3))
+    for kl in [usual] * 10 + [later] * 3:
+        watch.take({"kl_stale": kl})
+    assert set(watch.active) == alarms
 
 
 def test_a_run_ends_only_when_that_is_asked_for() -> None:

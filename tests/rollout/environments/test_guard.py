@@ -187,6 +187,7 @@ async def test_what_an_environment_raises_is_told_with_its_place(error: BaseExce
     with pytest.raises(NeighbourError) as caught:
         await _guarded(_raising(error)).step(TURN)
     assert re.fullmatch(rf"environment: {re.escape(problem)} \({__file__}:\d+\)", str(caught.value))
+    assert str(caught.value).endswith(f" ({caught.value.place})")
     assert caught.value.__cause__ is error
 
 

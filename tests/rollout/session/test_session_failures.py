@@ -23,7 +23,7 @@ from tests.rollout.session.scene import playing, until
 
 async def test_neighbours_failure_is_sent_as_a_failed_sample() -> None:
     async with playing() as scene:
-        scene.scorer.reward = NeighbourError("reward:em", "answered 503")
+        scene.scorer.reward = NeighbourError("reward:em", "answered 503", "/home/me/reward.py:6")
         await scene.coordinator.welcome()
         scene.coordinator.lease("e0-a", attempt=2)
         failed = await scene.coordinator.next(m.SampleFailed)
@@ -31,6 +31,7 @@ async def test_neighbours_failure_is_sent_as_a_failed_sample() -> None:
 
         assert (failed.group, failed.sample_index, failed.attempt) == ("e0-a", 0, 2)
         assert (failed.boundary, failed.detail) == ("reward:em", "answered 503")
+        assert failed.place == "/home/me/reward.py:6"
         assert failed.num_model_tokens == len("4")
         assert beat.failures == {"reward:em": 1}
         scene.coordinator.acknowledge("e0-a", 0, "returned")

@@ -1,0 +1,44 @@
+"""Failures of samples while none succeeds: the run names them, and ends when one line of user code keeps raising."""
+
+from collections import Counter
+
+_NUM_NAMED_AT_FIRST, _NUM_NAMED_LATER = 2, 16
+_NUM_FATAL = 32
+
+
+class FailureStreaks:
+    """Counts failures since the last sample that came back.
+
+    A service that is down fails many samples and comes back. A line of code that raises for 32 samples in a row will
+    raise for all others.
+    """
+
+    def __init__(self) -> None:
+        self.notices: list[str] = []  # sentences for the operator, at most one for each boundary
+        self.give_up_reason: str | None = None  # why the run has to end
+        self._has_succeeded = False
+        self._num_failed: Counter[str] = Counter()  # boundary -> failures in a row
+        self._num_raised: Counter[tuple[str, str]] = Counter()  # (boundary, place) -> failures in a row
+        self._named: set[str] = set()
+
+    def reset(self) -> None:
+        """Record that a sample came back."""
+        self._has_succeeded = True
+        self._num_failed.clear()
+        self._num_raised.clear()
+
+    def add(self, boundary: str, detail: str, place: str) -> None:
+        """Record a failed sample. place: file and line of the user's code that raised; empty: no such code did."""
+        self._num_failed[boundary] += 1
+        num, num_named = self._num_failed[boundary], _NUM_NAMED_LATER if self._has_succeeded else _NUM_NAMED_AT_FIRST
+        if num >= num_named and boundary not in self._named:
+            self._named.add(boundary)
+            self.notices.append(f"{boundary} failed for {num} samples in a row: {detail}")
+        if not place:
+            return
+        self._num_raised[boundary, place] += 1
+        if self._num_raised[boundary, place] >= _NUM_FATAL and self.give_up_reason is None:
+            self.give_up_reason = (
+                f"{boundary} failed for {_NUM_FATAL} samples in a row at {place}: {detail[:1000]}. "
+                "Repair the code, and start the run again."
+            )
