@@ -59,7 +59,8 @@ def _scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], list[str]]:
     scored = [line for line in run.lines if any(key in line for key in _SCORES)]
     if not scored:
         return _training_scores(run)
-    first, last = scored[0], scored[-1]
+    last = scored[-1]
+    first = next(line for line in scored if _rewards_since(line) == _rewards_since(last))
     temperature = f"{run.settings.rollout.temperature:g}" if run.settings else "unknown"
     prefix = _main_set_prefix(run.settings)
     rows = []
@@ -87,6 +88,8 @@ def _explain_scores(run: RunFacts, first: Line, last: Line, has_warm_start: bool
             f"No score from before RL is recorded: the first evaluation is of step {_version(first)}, so the gain "
             "leaves out the steps before it."
         )
+    if since := _rewards_since(last):
+        texts.append(f"Other reward endpoints scored the steps before {since}: their scores are not compared.")
     if last is first:
         texts.append("There is one evaluation only: the gain from RL was not measured.")
     texts.append(
@@ -167,6 +170,11 @@ def _ledger_facts(ledger: LedgerFacts, settings: Settings | None) -> list[tuple[
 def _version(line: Line) -> int:
     """Return the policy version that a line's evaluation scored: the line itself may be of a later step."""
     return int(line.get("eval_policy_version", line["step"]))
+
+
+def _rewards_since(line: Line) -> int:
+    """Return the first step that the reward endpoints of a line's evaluation score; 0: they score all steps."""
+    return int(line.get("eval_rewards_since", 0))
 
 
 def _score_text(value: float | None, error: float) -> str:

@@ -1,5 +1,6 @@
 """What a step that is not applied leaves as it was: the adaptive KL's coefficient, the rewards' moments, the critic."""
 
+import zlib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, cast
@@ -18,7 +19,12 @@ from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
 from protocol.settings.settings import Settings
 from tests.learner.objectives.slow_policy_gradient import batch_of, trajectories
 
-BEFORE = {"kl_coefficient": 0.3, "reward_count": 9.0, "reward_mean": 0.5, "reward_squares": 2.0}
+# Reward endpoints as the checkpoint names them: the service of the cluster.
+SOURCE = float(zlib.crc32(Settings().rewards.reward_source().encode()))
+BEFORE = {
+    **{"kl_coefficient": 0.3, "reward_count": 9.0, "reward_mean": 0.5, "reward_squares": 2.0},
+    "reward_source": SOURCE,
+}
 
 
 class ScriptedPolicy:
@@ -102,8 +108,13 @@ def take(
     return PolicyGradient(roles, settings, lambda sums: sums).take_step(batch, dict(enumerate(made)), 4), memory
 
 
-def test_moments_start_again_when_other_endpoints_decide_the_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BEFORE, "reward_source", 7.0)
+@pytest.mark.parametrize("earlier", [{"reward_source": 7.0}, {}])  # a checkpoint of 0.1.0 names no endpoints
+def test_moments_start_again_unless_the_same_endpoints_decided_the_reward(
+    earlier: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(BEFORE, "reward_source")
+    for name, value in earlier.items():
+        monkeypatch.setitem(BEFORE, name, value)
     _, memory = take(True)
     assert memory["reward_count"] == 9.0
 

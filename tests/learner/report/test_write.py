@@ -59,6 +59,17 @@ def test_report_names_the_weights_that_an_evaluation_scored_when_a_later_step_re
     assert "before RL after 2 steps of RL" in _text(_page(folder))
 
 
+def test_report_compares_no_scores_of_different_reward_endpoints(folder: Path) -> None:
+    metrics = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines[2] |= {"eval_step": 2, "eval_policy_version": 2, "eval_reward": 0.25, "eval_rewards_since": 2}
+    lines[3] |= {"eval_rewards_since": 2}
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = _text(_page(folder))
+    assert "(eval_reward) 0.250 1.000 ± 0.000 +0.750" in text
+    assert "Other reward endpoints scored the steps before 2: their scores are not compared." in text
+
+
 def test_report_has_the_error_and_size_of_the_first_set_among_several(folder: Path) -> None:
     settings = folder / "settings.yaml"
     settings.write_text(settings.read_text().replace("  sets: []", "  sets:\n  - {name: aime, data: a.jsonl}"))
