@@ -1,11 +1,13 @@
-"""The rule that every kept checkpoint is whole, and its copy of the ledger equals the run's ledger up to its step.
+"""The rule that every kept checkpoint is whole, its copy of the ledger equals the run's ledger up to its step, and its
+policy has the updates that metrics.jsonl counts.
 
 A checkpoint of a lost lineage (the run was resumed from an older one) is noted and not compared.
 """
 
+import json
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -13,7 +15,8 @@ from learner.audit.run import AuditedRun, Breach
 from learner.audit.steps import Steps
 from learner.checkpoint.folder import LATEST
 from learner.checkpoint.manifest import Checkpoint, CorruptCheckpointError, verify
-from learner.disk.run_folder import CHECKPOINTS, LEDGER, read_only_uri
+from learner.disk.run_folder import CHECKPOINTS, LEDGER, parse_metrics_line, read_only_uri
+from learner.ledger.ledger import HELD_LINE
 
 # A running run removes its old checkpoints, file by file.
 _REMOVAL_S = 1.0
@@ -30,12 +33,21 @@ class CheckpointAudit:
     """The checkpoints without a breach."""
 
     valid: list[str] = field(default_factory=list)  # names of the folders that verify, in step order
-    notes: list[str] = field(default_factory=list)  # sentences about checkpoints of lost lineages
+    lost: dict[str, int] = field(default_factory=dict)  # checkpoint of a lost lineage -> start that made it
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about checkpoints of lost lineages."""
+        return [
+            f"{CHECKPOINTS}/{name} was made by start {start}; the run continued from an older checkpoint."
+            for name, start in self.lost.items()
+        ]
 
 
 def check_checkpoints(run: AuditedRun, steps: Steps, audit: CheckpointAudit) -> Iterator[Breach]:
     """Yield the breaches of the checkpoints; names and notes of the others are added to `audit`."""
     root = run.folder / CHECKPOINTS
+    updates = _updates_by_step(run)
     for path in run.checkpoints:
         try:
             checkpoint = verify(path)
@@ -46,6 +58,8 @@ def check_checkpoints(run: AuditedRun, steps: Steps, audit: CheckpointAudit) -> 
             continue
         audit.valid.append(path.name)
         yield from _check_ledger(run, steps, checkpoint, audit)
+        if path.name not in audit.lost:
+            yield from _check_updates(checkpoint, updates)
     latest = root / LATEST
     if latest.is_symlink() and not latest.exists():
         name = latest.readlink()
@@ -66,10 +80,38 @@ def _check_ledger(run: AuditedRun, steps: Steps, checkpoint: Checkpoint, audit: 
             if (start := _lost_start(run, db, checkpoint)) is None:
                 yield from _compare(db, steps, checkpoint, f"{folder}/{LEDGER}")
             else:
-                audit.notes.append(f"{folder} was made by start {start}; the run continued from an older checkpoint.")
+                audit.lost[checkpoint.path.name] = start
     except sqlite3.Error as error:
         if checkpoint.path.exists():
             yield Breach("checkpoint_ledger", f"cannot be read: {error}", f"{folder}/{LEDGER}")
+
+
+def _check_updates(checkpoint: Checkpoint, updates: Mapping[int, int | None]) -> Iterator[Breach]:
+    """Yield a breach when a rank trained a step's batch twice, or not at all, whatever the coordinator's ledger says.
+
+    A run whose earlier steps are in another folder, or of a version that counted no updates, is not compared.
+    """
+    path = checkpoint.path / "state" / "policy" / "state.json"
+    counted = [updates.get(step) for step in range(1, checkpoint.step + 1)]
+    known = [number for number in counted if number is not None]
+    if len(known) < len(counted) or not path.exists():
+        return
+    inside = int(json.loads(path.read_text(encoding="utf-8"))["num_updates"])
+    if inside != sum(known):
+        problem = f"has {inside} updates of the policy, metrics.jsonl counts {sum(known)} up to step {checkpoint.step}"
+        yield Breach("updates", problem, f"{CHECKPOINTS}/{checkpoint.path.name}/state/policy/state.json")
+
+
+def _updates_by_step(run: AuditedRun) -> dict[int, int | None]:
+    """Return the policy's updates of each step by its line of metrics; None for a line that does not count them."""
+    texts: list[bytes | str] = [*run.metrics.split(b"\n"), run.meta(HELD_LINE) or ""]
+    updates: dict[int, int | None] = {}
+    for line in map(parse_metrics_line, texts):
+        if line is not None:
+            # A step that trained the critic alone has no loss and no updates of the policy.
+            number = line.get("num_updates", None if "loss" in line else 0)
+            updates[int(line["step"])] = None if number is None else int(number)
+    return updates
 
 
 def _lost_start(run: AuditedRun, db: sqlite3.Connection, checkpoint: Checkpoint) -> int | None:

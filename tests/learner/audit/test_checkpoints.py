@@ -1,5 +1,6 @@
 """The audit's rules on checkpoints: whole, of the surviving lineage, and of one mind with the run's ledger."""
 
+import json
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -112,3 +113,20 @@ def test_audit_notes_a_checkpoint_of_a_start_that_the_run_did_not_go_on_from(run
     assert report.breaches.lines() == []
     assert report.notes == [f"{STEP_4} was made by start 2; the run continued from an older checkpoint."]
     assert report.checkpoints == ["step_000002", "step_000004"]
+
+
+@pytest.mark.parametrize(("inside", "is_named"), [(3, False), (4, True), (0, True)])
+def test_audit_names_a_checkpoint_with_other_updates_than_its_steps_count(
+    run: Path, inside: int, is_named: bool
+) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line, num_updates in zip(lines, (1, 1, 0, 1), strict=True):
+        line |= {"loss": 0.5, "num_updates": num_updates}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / STEP_4 / "state" / "policy").mkdir(parents=True)
+    (run / STEP_4 / "state" / "policy" / "state.json").write_text(json.dumps({"num_updates": inside}))
+    seal(run / STEP_4, step=4, policy_version=3)
+    expected = (
+        f"{STEP_4}/state/policy/state.json: has {inside} updates of the policy, metrics.jsonl counts 3 up to step 4"
+    )
+    assert lines_of(run) == ([expected] if is_named else [])
