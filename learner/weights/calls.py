@@ -15,7 +15,7 @@ from typing import Any
 
 from protocol.one_line import first_line
 from protocol.weights.controls import ServerControls
-from protocol.weights.group import PEER_LOST
+from protocol.weights.group import PeerLostError
 
 SILENCE_S = 8.0
 ERROR_GRACE_S = 0.2
@@ -80,8 +80,9 @@ async def ask(server: ServerControls, verb: str, call: Call, limits: Limits) -> 
             return Fault(f"{server.name} answered no ping for {limits.silence_s:g} s while it was to {verb}")
         return Fault(f"{server.name} did not {verb} within {limits.deadline_s} s")
     except Exception as error:  # a server may raise anything
-        # A server that reports a lost peer is healthy.
-        return Fault(f"{server.name} failed to {verb}: {first_line(error)}", is_own=PEER_LOST not in str(error))
+        return Fault(
+            f"{server.name} failed to {verb}: {first_line(error)}", is_own=not isinstance(error, PeerLostError)
+        )
     finally:
         await _cancel(work, silence)
 

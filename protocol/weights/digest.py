@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from blake3 import blake3
 
-from protocol.weights.runs import cut_into_runs
-from protocol.weights.wire import Bucket, bucket_views
+from protocol.weights.wire import Bucket, bucket_views, cut_into_runs
 
 if TYPE_CHECKING:
     from torch import Tensor, device

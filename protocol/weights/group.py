@@ -12,15 +12,19 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from protocol.addresses import listen, own_address_toward
+from protocol.errors import NeighbourError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PEER_LOST = "lost a peer of its weight group"
-"""Text in the error of a healthy rank whose peer failed."""
 
 Store = Any
 """A torch.distributed.Store, which torch's type hints do not export."""
+
+
+class PeerLostError(NeighbourError):
+    """The error of a healthy rank: another member of its group failed. Its text contains PEER_LOST."""
 
 
 class BroadcastGroup(Protocol):
@@ -79,13 +83,13 @@ class GlooGroup:
         self._group = dist.ProcessGroupGloo(dist.PrefixStore(key, store), rank, world_size, options)
 
     def broadcast(self, flat: Tensor) -> None:
-        """Raises: ConnectionError, PEER_LOST with gloo's reason."""
+        """Raises: PeerLostError with gloo's reason."""
         options = _torch_distributed().BroadcastOptions()
         options.rootRank = 0
         try:
             self._group.broadcast([flat], options).wait()
         except RuntimeError as error:
-            raise ConnectionError(f"{PEER_LOST}: {error}") from error
+            raise PeerLostError(PEER_LOST, str(error)) from error
 
     def close(self) -> None:
         """Do nothing: the connections close with the last reference to this object, and peers then fail at once."""

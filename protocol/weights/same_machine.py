@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from protocol.weights.group import PEER_LOST
+from protocol.weights.group import PEER_LOST, PeerLostError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,14 +91,14 @@ class SameMachineGroup:
             raise ConnectionError(f"no learner of this machine listens for its weight push: {error}") from error
 
     def broadcast(self, flat: Tensor) -> None:
-        """Copy `flat` to every receiver; returns when all have it. Raises: ConnectionError with PEER_LOST."""
+        """Copy `flat` to every receiver; returns when all have it. Raises: PeerLostError."""
         try:
             if self._is_sender:
                 self._send(flat)
             else:
                 self._receive(flat)
         except OSError as error:  # a timeout is one too
-            raise ConnectionError(f"{PEER_LOST}: {error}") from error
+            raise PeerLostError(PEER_LOST, str(error)) from error
 
     def close(self) -> None:
         """Close the group: calls that wait in it, in any process, fail at once."""

@@ -6,10 +6,10 @@ the digest of all buckets. Torch is imported inside functions only: importing `p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -110,3 +110,23 @@ class _Update(msgspec.Struct):
 
 def _align(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+T = TypeVar("T")
+
+
+def cut_into_runs(items: Sequence[T], size_of: Callable[[T], int], limit: int) -> list[list[T]]:
+    """Return the items in order, in runs with a total size of at most `limit`. A larger item gets its own run.
+
+    Example: sizes 48, 48, 48 and 208 with a limit of 100 give [48, 48], [48], [208].
+    """
+    runs: list[list[T]] = []
+    filled = 0
+    for item in items:
+        size = size_of(item)
+        if not runs or filled + size > limit:
+            runs.append([])
+            filled = 0
+        runs[-1].append(item)
+        filled += size
+    return runs

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from protocol.errors import NeighbourError
 from protocol.settings.run_spec import EngineRequest
+from protocol.weights.group import PEER_LOST, PeerLostError
 from rollout.engine.generation import EngineStats, Generation, Sampling
 from rollout.engine.requests import generation_of, probe_params, sampling_params, token_request
 from rollout.engine.start import BOUNDARY, start_vllm
@@ -289,5 +290,6 @@ class Engine:
             return await asyncio.wait_for(call, timeout_s)
         except TimeoutError as error:
             raise NeighbourError(BOUNDARY, f"did not answer within {timeout_s} s") from error
-        except Exception as error:  # vLLM raises bare Exception for a call that failed in its engine process
-            raise NeighbourError(BOUNDARY, f"{type(error).__name__}: {error}") from error
+        except Exception as error:  # vLLM passes errors of its processes on as text, in a bare Exception
+            kind = PeerLostError if PEER_LOST in str(error) else NeighbourError
+            raise kind(BOUNDARY, f"{type(error).__name__}: {error}") from error

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
-from protocol.weights.runs import cut_into_runs
-from protocol.weights.wire import Bucket, TensorMeta, bucket_num_bytes
+from protocol.weights.wire import Bucket, TensorMeta, bucket_num_bytes, cut_into_runs
 
 Gathered = Iterator[list[tuple[str, Tensor]]]
 

@@ -23,7 +23,7 @@ from learner.models.read_back import WrittenFiles
 from learner.models.training.shards import MOMENTS, WEIGHT, ZeroShards
 from protocol.errors import OperatorError
 from protocol.weights.digest import NUM_SUMS, byte_sums, digest_of_all, digest_of_sums
-from protocol.weights.runs import cut_into_runs
+from protocol.weights.wire import cut_into_runs
 
 SCHEMA = 1
 _DESCRIPTION = "state.json"

@@ -18,7 +18,7 @@ from torch import Tensor
 from learner.models.read_back import WrittenFiles
 from learner.models.weights.named_weights import as_on_disk, weights_of
 from protocol.weights.digest import digest_of_tensor
-from protocol.weights.runs import cut_into_runs
+from protocol.weights.wire import cut_into_runs
 
 _SHARD_BYTES = 4 << 30
 _SKIPPED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")

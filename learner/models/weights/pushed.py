@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from learner.models.weights.named_weights import Weight, as_on_disk, shapes_on_disk, weights_of
-from protocol.weights.runs import cut_into_runs
-from protocol.weights.wire import Bucket, TensorMeta
+from protocol.weights.wire import Bucket, TensorMeta, cut_into_runs
 
 _Run = list[tuple[Weight, tuple[TensorMeta, ...]]]
 Gather = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]

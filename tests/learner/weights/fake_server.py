@@ -12,7 +12,7 @@ import torch
 
 from protocol.weights.controls import Attempt
 from protocol.weights.digest import WeightDigest
-from protocol.weights.group import PEER_LOST, BroadcastGroup, GlooGroup, reach_store
+from protocol.weights.group import PEER_LOST, BroadcastGroup, GlooGroup, PeerLostError, reach_store
 from protocol.weights.same_machine import SameMachineGroup
 from protocol.weights.wire import bucket_num_bytes, bucket_views, read_update_message
 from rollout.engine.weights.received_push import in_thread
@@ -114,7 +114,7 @@ class FakeServer:
             self._lose_groups()
             raise ConnectionError(f"{self.name} is gone")
         if kind == "lose a peer":
-            raise ConnectionError(f"{PEER_LOST}: closed")
+            raise PeerLostError(PEER_LOST, "closed")
         if kind == "hang":
             await asyncio.sleep(3600)
         while not self.waits_for.is_set():

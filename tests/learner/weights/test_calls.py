@@ -9,7 +9,7 @@ import pytest
 
 from learner.weights.calls import Fault, Limits, ask, ask_all
 from protocol.weights.controls import ServerControls
-from protocol.weights.group import PEER_LOST
+from protocol.weights.group import PEER_LOST, PeerLostError
 from tests.learner.weights.fake_server import FakeServer
 
 SILENCE_S = 0.2
@@ -67,7 +67,7 @@ async def test_server_that_falls_silent_later_is_noticed() -> None:
     ("error", "fault"),
     [
         (ValueError("wrong\nsecond line"), Fault("a failed to work: wrong")),
-        (ConnectionError(f"{PEER_LOST}: closed"), Fault(f"a failed to work: {PEER_LOST}: closed", is_own=False)),
+        (PeerLostError(PEER_LOST, "closed"), Fault(f"a failed to work: {PEER_LOST}: closed", is_own=False)),
     ],
 )
 async def test_error_of_a_call_is_its_fault_unless_it_lost_a_peer(error: Exception, fault: Fault) -> None:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from protocol.weights.group import PEER_LOST
+from protocol.weights.group import PeerLostError
 from protocol.weights.same_machine import SameMachineGroup, listen_here
 
 DEADLINE_S = 30.0
@@ -70,21 +70,21 @@ def test_a_bucket_is_not_seen_to_change_after_it_was_taken(pair: tuple[SameMachi
 def test_a_sender_whose_receiver_is_gone_fails_at_once(pair: tuple[SameMachineGroup, SameMachineGroup]) -> None:
     sender, receiver = pair
     receiver.close()
-    with pytest.raises(ConnectionError, match=PEER_LOST):
+    with pytest.raises(PeerLostError):
         sender.broadcast(torch.zeros(8, dtype=torch.uint8))
 
 
 def test_a_receiver_that_waits_fails_when_the_sender_gives_up(pair: tuple[SameMachineGroup, SameMachineGroup]) -> None:
     sender, receiver = pair
     threading.Timer(0.05, sender.close).start()
-    with pytest.raises(ConnectionError, match=f"{PEER_LOST}: the connection was closed"):
+    with pytest.raises(PeerLostError, match="group: the connection was closed"):
         receiver.broadcast(torch.zeros(8, dtype=torch.uint8))
 
 
 def test_a_sender_that_is_closed_while_it_waits_ends(pair: tuple[SameMachineGroup, SameMachineGroup]) -> None:
     sender, _ = pair
     threading.Timer(0.05, sender.close).start()
-    with pytest.raises(ConnectionError, match=PEER_LOST):
+    with pytest.raises(PeerLostError):
         sender.broadcast(torch.zeros(8, dtype=torch.uint8))
 
 
@@ -97,10 +97,10 @@ def test_a_bucket_of_another_size_is_refused(pair: tuple[SameMachineGroup, SameM
     sender, receiver = pair
     with ThreadPoolExecutor(1) as other:
         sending = other.submit(sender.broadcast, torch.zeros(8, dtype=torch.uint8))
-        with pytest.raises(ConnectionError, match="a bucket of 8 bytes, expected 9"):
+        with pytest.raises(PeerLostError, match="a bucket of 8 bytes, expected 9"):
             receiver.broadcast(torch.zeros(9, dtype=torch.uint8))
         receiver.close()
-        assert isinstance(sending.exception(), ConnectionError)
+        assert isinstance(sending.exception(), PeerLostError)
 
 
 def test_nothing_is_left_open_after_a_group() -> None:

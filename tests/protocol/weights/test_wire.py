@@ -1,15 +1,19 @@
 """The wire of a weight push: buckets, typed views, the metadata message and the digest."""
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from protocol.weights.wire import (
     TensorMeta,
     bucket_num_bytes,
     bucket_views,
+    cut_into_runs,
     read_update_message,
     update_message,
 )
@@ -71,3 +75,18 @@ def test_bad_message_is_refused_with_the_field(change: dict[str, Any], text: str
 
     with pytest.raises(ValueError, match=text):
         read_update_message(message)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 50)), st.integers(1, 60))
+def test_runs_hold_everything_in_order_within_the_limit_and_are_as_few_as_that_allows(
+    sizes: list[int], limit: int
+) -> None:
+    runs = cut_into_runs(sizes, lambda size: size, limit)
+    assert [size for run in runs for size in run] == sizes
+    assert all(run and (len(run) == 1 or sum(run) <= limit) for run in runs)
+    assert all(sum(run) + following[0] > limit for run, following in pairwise(runs))
+
+
+def test_example_of_the_docstring() -> None:
+    assert cut_into_runs([48, 48, 48, 208], lambda size: size, 100) == [[48, 48], [48], [208]]

@@ -81,6 +81,18 @@ def test_ack_changes_only_the_sent_items_of_its_sample() -> None:
     assert (KEY in outbox, SECOND in outbox) == (True, False)
 
 
+def test_ack_forgets_each_sent_attempt_beside_unsent_ones() -> None:
+    sent, waiting = (
+        [_finished(Key("g", 0, 1, attempt)) for attempt in numbers] for numbers in (range(9), range(9, 18))
+    )
+    outbox = _sent(*sent)
+    for item in waiting:
+        outbox.put(item)
+    outbox.acknowledge("g", 0, "unknown")
+    assert outbox.due(1.0) == waiting
+    assert len(outbox) == len(waiting)
+
+
 def test_kept_trajectory_is_offered_again_after_keep_s() -> None:
     outbox = _sent(ITEM, keep_s=100.0)
     outbox.acknowledge("g", 0, "accepted")

@@ -10,11 +10,18 @@ import numpy as np
 from protocol.wire import messages as m
 from protocol.wire.conversation import ConversationPart, FinishedTurn
 from protocol.wire.trajectory import Trajectory, VersionSpan
+from rollout.engine.generation import Generation
 from rollout.environments.base import Resources, Step, Task, Turn
+from rollout.environments.guard import GuardedEnvironment
 from rollout.environments.search import Search
+from rollout.episodes.sample import SampleTask
+from rollout.episodes.transcript import Transcript
 from rollout.session import turns_to_keep
+from rollout.session.turns_to_keep import Keeper, TurnsToKeep
+from tests.fakes.clock import Clock
 from tests.fakes.engines import ScriptedEngine
 from tests.fakes.playing_session import PlayingSession, playing_session
+from tests.fakes.rollout_fakes import make_spec
 from tests.rollout.session.scene import until
 
 
@@ -272,3 +279,41 @@ async def test_turns_beyond_the_limit_of_a_lease_are_not_kept(monkeypatch: Any) 
             told.append(await playing.coordinator.next(m.Message))
     assert len(part.turns) == 1
     assert not any(isinstance(message, m.TurnsDone) for message in told)
+
+
+def _keeping(num_samples: int) -> tuple[TurnsToKeep, list[tuple[Keeper, Transcript]]]:
+    """Return the kept turns of a session with these samples, each with its transcript of a prompt."""
+    shared = TurnsToKeep(make_spec(), Clock(), lambda: None, lambda group, index, attempt: None)
+    samples = [SampleTask("g", index, 1, 1, "train", 7, Task("a", None, {})) for index in range(num_samples)]
+    keepers = [keeper for sample in samples if (keeper := shared.on_start(sample)) is not None]
+    return shared, [(keeper, Transcript.begin([65])) for keeper in keepers]
+
+
+def _play(transcript: Transcript, num_turns: int) -> None:
+    for _ in range(num_turns):
+        transcript.add_turn(Generation([66], [-0.5], ((0, 1, 3),), "stop", None, "B"))
+        transcript.add_observation([67])
+
+
+async def test_turns_written_after_the_last_reply_are_not_sent_with_it() -> None:
+    _, [(keeper, transcript)] = _keeping(1)
+    _play(transcript, 1)
+    keeper.on_turn_finished(transcript, GuardedEnvironment(Search, Resources(9), 10.0))
+    _play(transcript, 2)
+    sent = keeper.part()
+    assert sent is not None
+    part, arrays = sent
+
+    assert (part.num_tokens, len(part.turns), len(part.version_spans)) == (3, 1, 1)
+    assert arrays[0] == np.array([65, 66, 67], "<i4").tobytes()
+
+
+async def test_message_of_turns_has_at_most_8192_turns_and_spans() -> None:
+    shared, keepers = _keeping(3)
+    for keeper, transcript in keepers:
+        _play(transcript, 3000)
+        keeper.on_turn_finished(transcript, GuardedEnvironment(Search, Resources(9), 10.0))
+    await until(lambda: not shared._is_bundling)
+    messages = [message for message, _ in shared.due_messages()]
+
+    assert [len(message.parts) for message in messages if isinstance(message, m.TurnsDone)] == [2, 1]
