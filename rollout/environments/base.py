@@ -22,6 +22,10 @@ class Chat:
     tools: list[dict[str, Any]]
 
 
+class RenderedText(str):
+    """A prompt that is the whole text of the conversation so far: the tokenizer adds no first token."""
+
+
 Prompt = str | Messages | Chat
 
 

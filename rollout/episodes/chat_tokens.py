@@ -17,7 +17,7 @@ from typing import Any
 from protocol.errors import NeighbourError
 from protocol.message_texts import ContentError, with_texts
 from protocol.one_line import one_line
-from rollout.environments.base import Chat, Messages, Observation, Prompt
+from rollout.environments.base import Chat, Messages, Observation, Prompt, RenderedText
 from rollout.environments.guard import ENVIRONMENT
 from rollout.episodes.control_names import ControlNames
 
@@ -42,10 +42,12 @@ class ChatTokens:
     def prompt(self, prompt: Prompt) -> list[int]:
         """Return a prompt's tokens: of a text by the tokenizer's defaults, of messages by the model's template.
 
+        A RenderedText gets no further special tokens.
+
         Raises: NeighbourError("prompt") when the template or the tokenizer refuses it.
         """
         if isinstance(prompt, str):
-            return self._encode(prompt, PROMPT, add_special_tokens=True)
+            return self._encode(prompt, PROMPT, add_special_tokens=not isinstance(prompt, RenderedText))
         chat = prompt if isinstance(prompt, Chat) else Chat(prompt, [])
         chat = Chat(_with_texts(chat.messages, PROMPT), chat.tools)
         try:
@@ -101,7 +103,7 @@ class ChatTokens:
         if not found or turn_mark in behind:
             raise NeighbourError(ENVIRONMENT, "the model's chat template does not render a turn once and unchanged")
         if last_token in self._control:  # the policy ended its turn itself
-            behind = self._names.without_first(behind)
+            behind = self._names.without_ending(behind, last_token)
         return self._in_pieces(behind.split(name_mark), ENVIRONMENT)
 
     def observation(self, observation: Observation, max_tokens: int) -> tuple[list[int], bool]:

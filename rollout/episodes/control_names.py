@@ -30,7 +30,7 @@ class ControlNames:
         # Some tokenizers match names in any case. For others a cut is harmless.
         either = "|".join(map(_pattern, longest_first)) or r"(?!)"
         self._names = re.compile(either, re.IGNORECASE)
-        self._first = re.compile(rf"\A\s*(?:{either})")
+        self._first = re.compile(rf"\s*(?:{either})")
         self._beginnings = {name[:end].lower() for name in names for end in range(1, len(name))}
         self._longest = max(map(len, names), default=1)
 
@@ -54,9 +54,18 @@ class ControlNames:
                 break
         return changed
 
-    def without_first(self, text: str) -> str:
-        """Return the text without a name at its beginning."""
-        return self._first.sub("", text, count=1)
+    def without_ending(self, text: str, last_token: int) -> str:
+        """Return the text behind a turn without the names that end the turn. last_token: the turn's last token.
+
+        A template may end a turn with several names. The turn has all of them up to its last token.
+        """
+        end, first_end = 0, None
+        while (name := self._first.match(text, end)) is not None:
+            end = name.end()
+            first_end = end if first_end is None else first_end
+            if self._encode(name[0].strip()) == [last_token]:
+                return text[end:]
+        return text[first_end or 0 :]
 
     def _insert_marks(self, text: str, mark: str) -> str:
         text = self._names.sub(lambda name: f"{name[0][0]}{mark}{name[0][1:]}", text)

@@ -3,22 +3,28 @@
 Each file is written as its generation's examples are: the parameters, what comes back, tensors, names that it imports.
 """
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from protocol.errors import SettingsError
 from protocol.settings.run_spec import RunSpec
 from protocol.wire import messages as m
 from protocol.wire.trajectory import Trajectory
+from rollout.environments.base import Resources, Task
 from rollout.environments.openrlhf.load import load_agent
+from rollout.episodes.sample import SampleTask
 from rollout.neighbours.node import Node
 from rollout.neighbours.services import Services
 from tests.fakes.engines import TokenizingEngine
 from tests.fakes.playing_session import playing_session
 from tests.fakes.rollout_fakes import make_keys, make_spec
+from tests.fakes.tokenizer_families import tokenizer_of
 from tests.fakes.tool_models import FAMILIES
+from tests.rollout.episodes.played import make_player
 
 # Each asks for the label twice: a wrong answer gets 0.25 and another turn, the right one 1.
 FIRST = """
@@ -151,6 +157,39 @@ async def test_agent_is_given_chat_messages_as_text_and_they_go_on_untouched(tmp
     assert trajectory.tokens[:start].tolist().count(engine.tokenizer.eos_token_id) == 1
 
 
+@pytest.mark.parametrize("prompt", ["2+2=", [{"role": "user", "content": "2+2="}]])
+@pytest.mark.parametrize("hint", ["", " Think."])
+async def test_prompt_has_no_first_token_beside_the_templates(tmp_path: Path, prompt: Any, hint: str) -> None:
+    path = tmp_path / "agent.py"
+    path.write_text(f"""
+from openrlhf.utils.agent import AgentInstanceBase
+class AgentInstance(AgentInstanceBase):
+    async def reset(self, states):
+        return {{"observation": states["observation"] + {hint!r}}}
+    async def step(self, states):
+        return {{"rewards": 1.0, "environment_feedback": "", "done": True}}
+""")
+    tokenizer = copy.deepcopy(tokenizer_of("llama3"))
+    first = "<|begin_of_text|>"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{first} $A", special_tokens=[(first, tokenizer.convert_tokens_to_ids(first))]
+    )
+    resources = Resources(
+        3, render=lambda messages: tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    )
+    player = make_player(
+        TokenizingEngine(lambda context: "4<|eot_id|>", tokenizer),
+        load_agent(path),
+        resources=resources,
+        max_context_tokens=4096,
+    )
+    made = await player.play(SampleTask("g", 0, 1, 1, "train", 7, Task(prompt, "4", {})))
+
+    text = tokenizer.decode(made.tokens[: made.facts.num_prompt_tokens].tolist())
+    assert text.count(first) == (0 if isinstance(prompt, str) else 1)
+    assert text.endswith(hint)
+
+
 @pytest.mark.parametrize(
     ("written", "problem"),
     [
@@ -159,6 +198,10 @@ async def test_agent_is_given_chat_messages_as_text_and_they_go_on_untouched(tmp
         (FOURTH.replace('"done": done,', ""), "expected a dict with 'done'"),
         (FOURTH.replace("self.tries += 1", "raise KeyError('board')"), "KeyError: 'board'"),
         (FOURTH.replace('return {"observation"', 'return {"observations"'), "reset returned dict"),
+        (
+            FOURTH.replace('"done": done,', '"done": done, "environment_images": ["picture"],'),
+            "step returned environment_images, and the policy reads text only",
+        ),
     ],
 )  # fmt: skip
 async def test_agent_that_does_otherwise_fails_its_sample_with_the_reason(

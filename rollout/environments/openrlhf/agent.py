@@ -9,24 +9,13 @@
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from protocol.errors import NeighbourError
-from rollout.environments.base import Observation, Prompt, Resources, Step, Task, Turn
+from rollout.environments.base import Observation, Prompt, RenderedText, Resources, Step, Task, Turn
 
 _ENVIRONMENT = "environment"
-
-
-@dataclass(frozen=True)
-class AgentReply:
-    """Agent's reply to a turn."""
-
-    feedback: str  # text that the policy reads next
-    is_done: bool  # True: the conversation ends
-    reward: Any  # reward of this turn: a number, or a tensor of one
-    score: Any = None  # conversation's score so far, 0 to 1, for filtering; None: it gives none
-    logs: Mapping[str, Any] = field(default_factory=dict)  # numbers for curves, by name
 
 
 class Agent(Protocol):
@@ -35,8 +24,11 @@ class Agent(Protocol):
     async def reset(self, observation: str, label: Any) -> str:
         """Return the prompt."""
 
-    async def step(self, observation: str, action: str, label: Any) -> AgentReply:
-        """Return the reply to a turn. observation: the whole conversation before it, with the prompt."""
+    async def step(self, observation: str, action: str, label: Any) -> tuple[str, Step]:
+        """Return the text that the policy reads next, and the step without it.
+
+        observation: the whole conversation before the turn, with the prompt.
+        """
 
 
 class FunctionAgent:
@@ -52,15 +44,15 @@ class FunctionAgent:
     async def reset(self, observation: str, label: Any) -> str:
         return observation
 
-    async def step(self, observation: str, action: str, label: Any) -> AgentReply:
+    async def step(self, observation: str, action: str, label: Any) -> tuple[str, Step]:
         returned = await self._step(observation, action, label, **self._options)
         if isinstance(returned, Mapping):
             following = returned.get("next_observation", returned.get("next_state"))
-            return _reply(returned, _feedback(following, observation + action))
+            return _feedback(following, observation + action), _step_of(returned)
         if not isinstance(returned, tuple | list) or len(returned) < 3:
             raise _wrong("step", returned, "a dict, or (reward, next state, done, info)")
         reward, following, done, *_ = returned
-        return AgentReply(_feedback(following, observation + action), bool(done), reward)
+        return _feedback(following, observation + action), Step(is_done=bool(done), reward=reward)
 
 
 class InstanceAgent:
@@ -82,12 +74,12 @@ class InstanceAgent:
             raise _wrong("reset", returned, 'a dict with a text as "observation"')
         return str(returned["observation"])
 
-    async def step(self, observation: str, action: str, label: Any) -> AgentReply:
+    async def step(self, observation: str, action: str, label: Any) -> tuple[str, Step]:
         states = {"observation_text": observation, "action_text": action, "label": label, "sampling_params": None}
         returned = await self._instance.step(states)
         if not isinstance(returned, Mapping) or not isinstance(returned.get("environment_feedback"), str):
             raise _wrong("step", returned, 'a dict with a text as "environment_feedback"')
-        return _reply(returned, returned["environment_feedback"])
+        return returned["environment_feedback"], _step_of(returned)
 
 
 class AgentPlay:
@@ -102,20 +94,23 @@ class AgentPlay:
         self._label: Any = None
 
     async def reset(self, task: Task) -> Prompt:
-        """Return the prompt from the agent's reset. Of chat messages the agent gets the rendered text."""
+        """Return the prompt from the agent's reset. Of chat messages the agent gets the rendered text.
+
+        As in OpenRLHF, a text is encoded without further special tokens: a rendered text has its first token already.
+        """
         self._label = task.label
         prompt = task.prompt
         text = prompt if isinstance(prompt, str) else self._resources.render(prompt)
         self._conversation = await self._agent.reset(text, task.label)
         # Unchanged messages stay messages: their contents are untrusted text.
-        return prompt if self._conversation == text else self._conversation
+        is_unchanged = self._conversation == text and not isinstance(prompt, str)
+        return prompt if is_unchanged else RenderedText(self._conversation)
 
     async def step(self, turn: Turn) -> Step:
         """Return the agent's feedback as trusted text: the agent writes the turns' ends and beginnings itself."""
-        reply = await self._agent.step(self._conversation, turn.text, self._label)
-        self._conversation += turn.text + reply.feedback
-        observation = Observation("", head=reply.feedback)
-        return Step(observation, reply.is_done, reply.reward, score=reply.score, logs=reply.logs)
+        feedback, step = await self._agent.step(self._conversation, turn.text, self._label)
+        self._conversation += turn.text + feedback
+        return replace(step, observation=Observation("", head=feedback))
 
 
 @dataclass(frozen=True)
@@ -130,15 +125,18 @@ class MakeAgentPlay:
         return AgentPlay(resources, self.make_agent())
 
 
-def _reply(returned: Mapping[str, Any], feedback: str) -> AgentReply:
+def _step_of(returned: Mapping[str, Any]) -> Step:
+    """Return the step of a returned dict, without its text."""
     for name in ("rewards", "done"):
         if name not in returned:
             raise _wrong("step", dict(returned), f"a dict with {name!r}")
     if returned.get("sampling_params") is not None:
         problem = "step returned sampling_params, which it was not given"
         raise NeighbourError(_ENVIRONMENT, f"{problem}: rollout.temperature and sampling.* decide the sampling")
+    if returned.get("environment_images"):
+        raise NeighbourError(_ENVIRONMENT, "step returned environment_images, and the policy reads text only")
     logs = returned.get("extra_logs") or {}
-    return AgentReply(feedback, bool(returned["done"]), returned["rewards"], returned.get("scores"), logs)
+    return Step(is_done=bool(returned["done"]), reward=returned["rewards"], score=returned.get("scores"), logs=logs)
 
 
 def _feedback(following: Any, before: str) -> str:

@@ -40,6 +40,23 @@ def fit_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> di
     return fitted
 
 
+def parse_texts(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments as the policy wrote them; a text that is JSON of the schema's other type is parsed.
+
+    Some call formats carry texts only. Nothing else is checked: the tool gets everything that JSON can carry.
+    Raises: ToolRefusal for other values.
+    """
+    properties: Mapping[str, Any] = (schema["function"].get("parameters") or {}).get("properties") or {}
+    parsed = {}
+    for name, value in arguments.items():
+        try:
+            parsed[name] = _fit(name, value, properties.get(name) or {}) if isinstance(value, str) else value
+        except ToolRefusal:
+            parsed[name] = value
+    check_json(parsed)
+    return parsed
+
+
 def check_json(arguments: Mapping[str, Any]) -> None:
     """Raise ToolRefusal for arguments that JSON cannot carry. A policy may write them, and a library may crash."""
     try:
@@ -61,6 +78,8 @@ def _parts(value: Any) -> Iterable[Any]:
 
 def _fit(name: str, value: Any, wanted: Mapping[str, Any]) -> Any:
     kinds = _kinds_of(wanted)
+    if "integer" in kinds and isinstance(value, float) and value.is_integer() and "number" not in kinds:
+        return int(value)  # JSON Schema: 3.0 is an integer
     if not all(kind in _TYPES for kind in kinds) or not kinds or any(_is_a(value, kind) for kind in kinds):
         return value
     if isinstance(value, str):

@@ -36,7 +36,7 @@ class Toolbox(Protocol):
         """Prepare the tools for a conversation."""
 
     async def answer(self, name: str, arguments: Mapping[str, Any]) -> ToolReply:
-        """Call the tool of this name. Raises: ToolRefusal for a call that the policy got wrong."""
+        """Call the tool of this name. arguments: as the policy wrote them. Raises: ToolRefusal for a wrong call."""
 
     async def close(self) -> None:
         """Release the tools. Called once, also after a failed `begin`."""
@@ -58,7 +58,8 @@ class SharedTools:
         pass
 
     async def answer(self, name: str, arguments: Mapping[str, Any]) -> ToolReply:
-        return ToolReply(await self._tools[name].answer(arguments))
+        tool = self._tools[name]
+        return ToolReply(await tool.answer(fit_arguments(arguments, tool.schema)))
 
     async def close(self) -> None:
         pass
@@ -153,10 +154,10 @@ class ToolUse:
                 raise ToolRefusal(f"more than {self._max_calls} calls in one turn: this one was not run")
             if call.problem is not None:
                 raise ToolRefusal(f"the call cannot be read: {call.problem}")
-            schemas = {schema["function"]["name"]: schema for schema in self._toolbox.schemas}
-            if call.name not in schemas:
-                raise ToolRefusal(f"there is no tool {call.name[:100]}. There are: {', '.join(schemas)}")
-            return await self._toolbox.answer(call.name, fit_arguments(call.arguments, schemas[call.name]))
+            names = [schema["function"]["name"] for schema in self._toolbox.schemas]
+            if call.name not in names:
+                raise ToolRefusal(f"there is no tool {call.name[:100]}. There are: {', '.join(names)}")
+            return await self._toolbox.answer(call.name, call.arguments)
         except ToolRefusal as refusal:
             return ToolReply(f"Error: {one_line(refusal)}")
 

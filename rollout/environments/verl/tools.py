@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from protocol.errors import NeighbourError
 from rollout.environments.base import Task
+from rollout.environments.tool_use.arguments import parse_texts
 from rollout.environments.tool_use.tool_use import ToolReply
 
 _ENVIRONMENT = "environment"
@@ -83,6 +84,7 @@ class VerlToolbox:
 
     async def answer(self, name: str, arguments: Mapping[str, Any]) -> ToolReply:
         tool = self._tools[name]
+        arguments = parse_texts(arguments, tool.schema)
         if name not in self._ids:
             self._ids[name] = await tool.create(str(uuid4()), self._options_of(name, "create_kwargs"))
         reply = await tool.execute(self._ids[name], arguments, self._options_of(name, "execute_kwargs"))

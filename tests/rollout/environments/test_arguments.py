@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollout.environments.base import ToolRefusal
-from rollout.environments.tool_use.arguments import fit_arguments
+from rollout.environments.tool_use.arguments import fit_arguments, parse_texts
 
 SCHEMA = {
     "function": {
@@ -34,6 +34,15 @@ def test_text_that_is_the_json_of_its_type_becomes_that() -> None:
     given = {"text": "1", "maybe": "3", "either": "3", "other": "3"}
     assert fit_arguments(given, SCHEMA) == {"text": "1", "maybe": 3, "either": "3", "other": "3"}
     assert fit_arguments({"text": "1", "maybe": None}, SCHEMA) == {"text": "1", "maybe": None}
+
+
+def test_whole_number_is_an_integer() -> None:
+    assert fit_arguments({"text": "1", "n": 3.0}, SCHEMA) == {"text": "1", "n": 3}
+
+
+def test_arguments_stay_as_they_were_written_but_for_texts_of_another_type() -> None:
+    given = {"text": 72, "n": "3", "flag": "maybe", "list": None, "more": "1"}
+    assert parse_texts(given, SCHEMA) == {**given, "n": 3}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "\ud800", {"\ud800": 1}, json.loads("[" * 40 + "]" * 40)])

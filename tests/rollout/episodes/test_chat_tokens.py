@@ -257,3 +257,12 @@ def test_messages_that_hold_one_another_without_end_are_a_failure_of_the_prompt(
     message["tool_calls"] = [message]
     with pytest.raises(NeighbourError, match=r"^prompt: its messages hold endlessly nested lists or objects"):
         ChatTokens(byte_level()).prompt([message])
+
+
+@pytest.mark.parametrize(("written", "left"), [("<|endoftext|>", "<|im_end|>"), ("<|im_end|>", "")])
+def test_reply_begins_behind_the_names_that_the_policy_wrote_at_its_turns_end(written: str, left: str) -> None:
+    tokenizer = byte_level()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<|endoftext|><|im_end|>{% endfor %}<|im_start|>"
+    last_token = tokenizer.convert_tokens_to_ids(written)
+    tokens, _ = ChatTokens(tokenizer).reply([{"role": "tool", "content": "Paris"}], [], last_token, 1000)
+    assert tokenizer.decode(tokens) == f"{left}Paris<|endoftext|><|im_end|><|im_start|>"
