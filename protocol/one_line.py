@@ -1,8 +1,10 @@
 """Foreign text as one line that can be logged, sent and shown, without line breaks and unencodable characters."""
 
 import re
+import sysconfig
 import traceback
 
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 _BREAKS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]+")
 
 
@@ -37,6 +39,8 @@ def describe_error(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return the file and line that raised an exception, "/home/me/my_env.py:12"; empty if it was not raised."""
+    """Return "FILE:LINE" of the last call outside of Python and installed packages, else of the last one."""
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    own = [each for each in frames if not each.filename.startswith(_INSTALLED) and each.filename[:1] != "<"]
+    last = (own or frames)[-1:]
+    return "".join(f"{each.filename}:{each.lineno}" for each in last)

@@ -57,14 +57,9 @@ def open_or_build(
     return *build_index(folder, corpus_path, name, kind), True
 
 
-def content_hash(folder: Path, reranker: str | None = None, rerank_depth: int = 0) -> str:
-    """Return the digest of an index's recipe: services with the same digest give the same answers.
-
-    reranker: model that reorders the first rerank_depth hits, if any.
-    """
-    recipe = Manifest.model_validate_json((folder / MANIFEST).read_bytes()).recipe
-    reranking: dict[str, str | int] = {} if reranker is None else {"reranker": reranker, "rerank_depth": rerank_depth}
-    return _digest_of_recipe({**recipe, **reranking})
+def content_hash(folder: Path) -> str:
+    """Return the digest of an index's recipe: services with the same digest give the same answers."""
+    return _digest_of_recipe(Manifest.model_validate_json((folder / MANIFEST).read_bytes()).recipe)
 
 
 def open_index(

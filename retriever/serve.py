@@ -31,11 +31,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     others = [bind("retriever", host, listener.getsockname()[1]) for host in arguments.also_on]
     folder, options = index_options(arguments)
     index, corpus, was_built = open_or_build(folder, arguments.corpus_path, name, options)
-    digest = content_hash(folder, arguments.reranker or None, arguments.rerank_depth)
-    if arguments.reranker:
-        from retriever.indexes.reranked import RerankedIndex  # torch, which bm25 alone does not need
-
-        index = RerankedIndex(index, corpus, arguments.reranker, arguments.rerank_depth)
+    digest = content_hash(folder)
     limits = Limits(arguments.topk, arguments.num_threads, arguments.max_waiting, cache_size=arguments.cache_size)
     service = RetrieverService(index, corpus, arguments.index_path.name, limits, name, digest)
     introduction = f"retriever: {len(corpus)} documents, index {'built' if was_built else 'loaded'}"
@@ -62,8 +58,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m retriever.serve", description=__doc__)
     add_index_arguments(parser)
     parser.add_argument("--topk", type=positive, default=3, help="passages when a request names no topk")
-    parser.add_argument("--reranker", help="cross-encoder that reorders the hits: folder, or name on the hub")
-    parser.add_argument("--rerank-depth", type=positive, default=30, help="hits that the reranker reads")
     parser.add_argument("--also-on", action="append", default=[], metavar="HOST", help="another address to listen on")
     add_listen_options(parser, 8000)
     parser.add_argument("--open", action="store_true", help="require no token; allowed on loopback addresses only")

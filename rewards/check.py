@@ -1,19 +1,62 @@
 """`python -m rewards.check URL`: check that a run can use a reward endpoint, and print what to change.
 
-It sends requests as a run does, with two built-in samples or one of yours (--sample). Each line of output is one fact:
-ok, a warning, or a problem. Exit 0: no problem.
+It sends requests as a run does, with two built-in samples or one of yours (--sample), whose response must be right.
+Each line of output is one fact: ok, a warning, or a problem. Exit 0: no problem.
 """
 
 import argparse
+import asyncio
 import json
 import math
 import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import httpx
 
 from protocol.errors import OperatorError
 from protocol.http.bearer import read_token
-from rewards.check_probes import Endpoint, Finding, Probe, findings
+from protocol.http.bodies import BodyError, read_scores
+
+_CONNECT_S = 2.0
+_MAX_REPLY_BYTES = 1 << 20
+_SLOW_S = 10.0
+_ADVICE = {
+    301: "Give the address that it redirects to, if it is yours.",
+    401: "Name the required header in the endpoint's headers_env (here: --header or --token-file).",
+    404: "The path is used exactly as given: add the service's own, such as /get_reward.",
+    405: "The address must accept POST: add the service's own path.",
+    413: "The request is too large: lower batch_size, or raise the service's limit.",
+    422: "The service expects other fields: make it read query, prompts and labels.",
+    429: "It limits the request rate: lower max_concurrency.",
+    500: "See the log of the service. A run retries a failed sample once, then returns its group.",
+    503: "It is starting or overloaded: wait, or lower max_concurrency.",
+}
+_SAME_ADVICE = {403: 401, 400: 422, 502: 503, 504: 503}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact about an endpoint."""
+
+    kind: Literal["ok", "warning", "problem"]  # warning: usable, but check the fact; problem: unusable
+    fact: str  # a sentence
+    advice: str = ""  # remedy, or empty
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A sample that is sent to the endpoint."""
+
+    prompt: str
+    response: str
+    label: Any = None
+    columns: Mapping[str, Any] = field(default_factory=dict)  # other columns of the data row
+    is_right: bool = False  # whether the user calls the response right
+
 
 BUILT_IN = (
     Probe("What is 1 + 1?", " <think>one more</think><answer>2</answer>", "2"),
@@ -21,53 +64,137 @@ BUILT_IN = (
 )
 
 
-def main() -> int:
-    arguments = _parser().parse_args()
-    try:
-        samples = _samples(arguments.sample)
-        headers = _headers(arguments.header, arguments.token_file)
-    except OperatorError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    is_usable = True
-    with Endpoint(arguments.url, headers, arguments.timeout_s) as endpoint:
-        for finding in findings(endpoint, samples):
-            print(line_of(finding), flush=True)
-            is_usable = is_usable and finding.kind != "problem"
-    print(f"{arguments.url} {'can' if is_usable else 'cannot'} be used by a run.")
-    return 0 if is_usable else 1
+class Unusable(Exception):
+    """A response that a run cannot use."""
+
+    def __init__(self, fact: str, advice: str) -> None:
+        super().__init__(fact)
+        self.finding = Finding("problem", fact, advice)
 
 
-def line_of(finding: Finding) -> str:
-    """Return a finding as a line of text."""
-    advice = f" {finding.advice}" if finding.advice else ""
-    return f"{finding.kind:8} {finding.fact}{advice}"
+class Endpoint:
+    """Requests rewards from a URL as a run does."""
 
+    def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float) -> None:
+        self._url = url
+        self._headers = {"accept-encoding": "identity", "idempotency-key": "sluice-check", **headers}
+        self._timeout_s = timeout_s
 
-def _samples(path: Path | None) -> list[Probe]:
-    """Return two samples: built-in, or the user's and a second response to its prompt."""
-    if path is not None:
+    async def ask(self, *samples: Probe) -> tuple[float, ...]:
+        """Return one reward per sample. Raises: Unusable for any other response, or none."""
+        body: dict[str, Any] = {
+            "query": [sample.prompt + sample.response for sample in samples],
+            "prompts": [sample.prompt for sample in samples],
+            "labels": [sample.label for sample in samples],
+        }
+        if any(sample.columns for sample in samples):
+            body["columns"] = [dict(sample.columns) for sample in samples]
         try:
-            row = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
-            rows: list[dict[str, Any]] = [
-                {"response": " <answer>1</answer>", **row},
-                {**row, "response": " <answer>none</answer>"},
-            ]
-            probes = [Probe(**each) for each in rows]
-            if not all(isinstance(each.prompt, str) and isinstance(each.response, str) for each in probes):
-                raise ValueError("prompt and response must be text")
-            if not all(isinstance(each.columns, dict) for each in probes):
-                raise ValueError("columns must be an object")
-            return probes
-        except (OSError, ValueError, IndexError, TypeError) as error:
-            raise OperatorError(
-                f"rewards: --sample {path} is not a sample ({error}). Expected one line of JSON: "
-                '{"prompt": "..", "response": "..", "label": ..}, and the row\'s other columns as "columns".'
-            ) from None
-    return list(BUILT_IN)
+            async with asyncio.timeout(self._timeout_s):
+                answer, content = await self._post(body)
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            raise Unusable(f"{self._url} is not an address ({error}).", "Expected http://HOST:PORT/PATH.") from None
+        except TimeoutError:
+            advice = "Raise the endpoint's timeout_s, or make the service faster."
+            raise Unusable(f"No answer within {self._timeout_s:g} s.", advice) from None
+        except httpx.HTTPError as error:
+            advice = "Start the service, or check host, port and http:// or https://. It must listen on this address."
+            raise Unusable(f"No connection ({type(error).__name__}: {error}).", advice) from None
+        _check_answer(answer, content)
+        try:
+            return tuple(scored.reward for scored in read_scores(content, len(samples)))
+        except BodyError as error:
+            advice = f"Return one finite number for each of the {len(samples)} queries, in their order."
+            advice = "That is a web page: check the port and the path." if content[:1] == b"<" else advice
+            raise Unusable(f"In the reply {error}.", f'{advice} The form is {{"rewards": [..]}}.') from None
+
+    async def _post(self, body: dict[str, Any]) -> tuple[httpx.Response, bytes]:
+        """Return the response and its body, cut above the size limit."""
+        content = bytearray()
+        async with (
+            httpx.AsyncClient(timeout=httpx.Timeout(None, connect=_CONNECT_S), trust_env=False) as client,
+            client.stream("POST", self._url, json=body, headers=self._headers) as answer,
+        ):
+            async for chunk in answer.aiter_raw():
+                content += chunk
+                if len(content) > _MAX_REPLY_BYTES:
+                    break
+        return answer, bytes(content)
 
 
-def _headers(given: list[str], token_file: Path | None) -> dict[str, str]:
+def _check_answer(answer: httpx.Response, content: bytes) -> None:
+    """Raises: Unusable for any response but a complete reply."""
+    status = answer.status_code
+    if answer.has_redirect_location:
+        raise Unusable(f"It redirects to {answer.headers['location']!r}, which a run does not follow.", _ADVICE[301])
+    if status != 200:
+        text = content.decode(errors="replace")[:300].strip()
+        advice = _ADVICE.get(_SAME_ADVICE.get(status, status), "A run does not retry such a response.")
+        raise Unusable(f"It answered {status}: {text}", advice)
+    if answer.headers.get("content-encoding", "identity") != "identity":
+        raise Unusable("The reply is compressed, which was not requested.", "Disable compression in the service.")
+    if len(content) > _MAX_REPLY_BYTES:
+        raise Unusable(f"The reply is over {_MAX_REPLY_BYTES} bytes.", "Send the rewards only.")
+
+
+async def findings(endpoint: Endpoint, first: Probe, second: Probe) -> AsyncIterator[Finding]:
+    """Yield the findings for two samples: alone, again and in one request. An unusable response ends the check."""
+    try:
+        started = time.monotonic()
+        (alone,) = await endpoint.ask(first)
+        took_s = time.monotonic() - started
+        yield Finding("ok", f"One sample got the reward {alone:g} in {took_s:.2f} s.")
+        if took_s > _SLOW_S:
+            fact = f"That is slow: 64 at a time make {64 / took_s:.1f} samples/s at the most."
+            yield Finding("warning", fact, "Raise max_concurrency if the service takes more at once.")
+        (other,), (again,) = await endpoint.ask(second), await endpoint.ask(first)
+    except Unusable as unusable:
+        yield unusable.finding
+        return
+    if again != alone:
+        fact = f"One sample got {alone:g}, then {again:g}."
+        yield Finding("warning", fact, "Is that intended? A sample may be sent twice.")
+    if first.is_right and alone == other <= 0:
+        fact = f"Your right response got {alone:g}, as a wrong one did."
+        yield Finding(
+            "problem", fact, "The service does not recognise right answers: see its log and the label's form."
+        )
+    elif alone == other:
+        yield Finding("warning", f"Two different samples both got {alone:g}.", "Try --sample with your own row.")
+    try:
+        both = await endpoint.ask(first, second)
+    except Unusable as unusable:
+        advice = f"Leave batch_size at 1, or let the service accept several. {unusable.finding.advice}"
+        yield Finding("warning", f"Two samples in one request fail: {unusable}", advice)
+        return
+    if again == alone and both != (alone, other):
+        fact = f"Alone two samples got {alone:g} and {other:g}, in one request {both[0]:g} and {both[1]:g}."
+        yield Finding("warning", fact, "Leave batch_size at 1: rewards come back in another order, or are mixed.")
+    else:
+        yield Finding("ok", "Two samples in one request got a reward each: batch_size may be above 1.")
+
+
+def read_samples(path: Path | None) -> Sequence[Probe]:
+    """Return two samples: built-in, or the user's and a wrong response to its prompt. Raises: OperatorError."""
+    if path is None:
+        return BUILT_IN
+    try:
+        row = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+        given = Probe(**{"response": " <answer>1</answer>", **row}, is_right="response" in row)
+        if not isinstance(given.prompt, str) or not isinstance(given.response, str):
+            raise ValueError("prompt and response must be text")
+        if not isinstance(given.columns, dict):
+            raise ValueError("columns must be an object")
+        return given, Probe(given.prompt, " <answer>none</answer>", given.label, given.columns)
+    except (OSError, ValueError, IndexError, TypeError) as error:
+        raise OperatorError(
+            f"rewards: --sample {path} is not a sample ({error}). Expected one line of JSON: "
+            '{"prompt": "..", "response": "..", "label": ..}, and the row\'s other columns as "columns".'
+        ) from None
+
+
+def read_headers(given: Sequence[str], token_file: Path | None) -> dict[str, str]:
+    """Return the request's headers. Raises: OperatorError for a text that is not a header."""
     headers = {"authorization": f"Bearer {read_token(token_file)}"} if token_file is not None else {}
     for header in given:
         name, colon, value = header.partition(":")
@@ -75,6 +202,25 @@ def _headers(given: list[str], token_file: Path | None) -> dict[str, str]:
             raise OperatorError(f"rewards: --header {header!r} is not a header. Expected NAME: VALUE in ASCII.")
         headers[name.strip().lower()] = value.strip()
     return headers
+
+
+async def _check(arguments: argparse.Namespace) -> int:
+    first, second = read_samples(arguments.sample)
+    endpoint = Endpoint(arguments.url, read_headers(arguments.header, arguments.token_file), arguments.timeout_s)
+    is_usable = True
+    async for finding in findings(endpoint, first, second):
+        print(f"{finding.kind:8} {finding.fact} {finding.advice}".rstrip(), flush=True)
+        is_usable = is_usable and finding.kind != "problem"
+    print(f"{arguments.url} {'can' if is_usable else 'cannot'} be used by a run.")
+    return 0 if is_usable else 1
+
+
+def main() -> int:
+    try:
+        return asyncio.run(_check(_parser().parse_args()))
+    except OperatorError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
 
 
 def _seconds(text: str) -> float:
@@ -87,7 +233,9 @@ def _seconds(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m rewards.check", description=__doc__)
     parser.add_argument("url", metavar="URL", help="as in rewards.endpoints")
-    parser.add_argument("--sample", type=Path, help='file with a line {"prompt", "response", "label", "columns"}')
+    parser.add_argument(
+        "--sample", type=Path, help='file with a line {"prompt", "response", "label", "columns"}; the response is right'
+    )
     parser.add_argument("--header", action="append", default=[], help="NAME: VALUE, sent with each request")
     parser.add_argument("--token-file", type=Path, help="send the bearer token in this file")
     parser.add_argument("--timeout-s", type=_seconds, default=60.0, help="time limit of a request, as in the settings")

@@ -8,7 +8,8 @@ its JSON text, or an object with it as `ground_truth`:
     ["assert f(1) == 2", ..], one text, or {"tests": ..}                 statements after the code
     {"test": "def check(candidate): ..", "entry_point": "f"}             HumanEval's form
 
-Code and test run in different processes (`code_judge`).
+Code and test run in different processes (`code_judge`): statements can call functions and methods of the code with
+plain values. A test that passes functions to the code fails.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     replies, sys.stdout = sys.stdout, sys.stderr
     is_equal("1", ["1"])  # imports the libraries
-    print("ready", file=replies, flush=True)
+    print(json.dumps("ready"), file=replies, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         _limit_time()

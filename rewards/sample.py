@@ -53,12 +53,15 @@ class SampleError(BodyError):
 
 
 class ScorerFailure(Exception):
-    """A scorer raised or returned an invalid value (status 500). index: the sample; None: the whole request."""
+    """A scorer raised or returned an invalid value (status 500).
 
-    def __init__(self, index: int | None, error: BaseException) -> None:
-        super().__init__(f"{type(error).__name__}: {one_line(error, _MAX_CHARACTERS)}")
-        self.index = index
-        self.error = error
+    index: position of the sample; None: the whole request. place: "FILE:LINE" of the user's code; empty: unknown.
+    """
+
+    def __init__(self, index: int | None, kind: str, message: str, place: str = "") -> None:
+        message = one_line(message, _MAX_CHARACTERS)
+        super().__init__(f"{kind}: {message}" + (f" ({place})" if place else ""))
+        self.index, self.kind, self.message, self.place = index, kind, message, place
 
 
 Scorer = Callable[[Sequence[Sample]], Awaitable[list[Score]]]

@@ -9,10 +9,9 @@ from protocol.http.listen import add_listen_options, bind, positive
 from protocol.http.service import run_service, serve_app
 from rewards.answer_format import DEFAULT_TAGS
 from rewards.bundled import SCORERS, ScorerOptions, scorer_named
+from rewards.function_process import load_scorer
 from rewards.sample import Scorer
 from rewards.service import RewardService
-from rewards.user_function import load_scorer
-from rewards.workers import Workers
 
 
 def main() -> int:
@@ -22,14 +21,14 @@ def main() -> int:
 def _serve(arguments: argparse.Namespace) -> None:
     token = read_token(arguments.token_file) if arguments.token_file else None
     listener = bind("rewards", arguments.host, arguments.port)
-    workers = Workers(arguments.workers)
-    scorer, name = _choose_scorer(arguments, workers)
-    serve_app(RewardService(scorer, name, workers).app(), listener, token, f"rewards: {name}")
+    scorer, name = _choose_scorer(arguments)
+    serve_app(RewardService(scorer, name).app(), listener, token, f"rewards: {name}")
 
 
-def _choose_scorer(arguments: argparse.Namespace, workers: Workers) -> tuple[Scorer, str]:
+def _choose_scorer(arguments: argparse.Namespace) -> tuple[Scorer, str]:
     if arguments.function:
-        return load_scorer(arguments.function, workers), Path(arguments.function).name
+        scorer = load_scorer(arguments.function, arguments.workers, arguments.solution_str)
+        return scorer, Path(arguments.function).name
     options = ScorerOptions(
         arguments.workers,
         arguments.tags,
@@ -47,14 +46,21 @@ def _parser() -> argparse.ArgumentParser:
     choice = parser.add_mutually_exclusive_group(required=True)
     choice.add_argument("--scorer", help=f"a bundled scorer: {', '.join(sorted(SCORERS))}")
     choice.add_argument(
-        "--function", metavar="FILE.py[:NAME]", help="a user's reward_func, compute_score or score(sample)"
+        "--function",
+        metavar="FILE.py[:NAME]",
+        help="a reward function of OpenRLHF, verl, Search-R1, TRL or score(sample)",
+    )
+    parser.add_argument(
+        "--solution-str",
+        choices=["auto", "response", "sequence"],
+        default="auto",
+        help="what a verl function gets: the response, or prompt and response as in Search-R1; auto: by a known answer",
     )
     parser.add_argument(
         "--workers",
         type=positive,
         default=1,
-        help="threads for a sync function, above 1 only if it is thread-safe; math_answer: processes; "
-        "code_tests: programs at a time (1: one per core)",
+        help="processes of a sync function or of math_answer; code_tests: programs at a time (1: one per core)",
     )
     parser.add_argument("--tags", default=DEFAULT_TAGS, help="format: tags of a response, with * after optional ones")
     parser.add_argument("--model", help="reward_model: folder of the model, or its name on the Hugging Face hub")

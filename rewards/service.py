@@ -12,22 +12,17 @@ from starlette.requests import ClientDisconnect
 from protocol.http.app import body_schema, make_app, typed_body
 from protocol.http.bodies import RewardReply, RewardRequest
 from rewards.sample import Sample, Score, Scorer, ScorerFailure, make_sample
-from rewards.workers import Workers
 
 MAX_REQUEST_BYTES = 64 << 20
-# Abandoned calls usually end soon. After this time they count as stuck.
-_STUCK_S = 60.0
 _read_body = typed_body(RewardRequest, MAX_REQUEST_BYTES)
 
 
 class RewardService:
     """Serves one scorer over HTTP. A failed scorer gives an error status, never a reward."""
 
-    def __init__(self, scorer: Scorer, name: str, workers: Workers | None = None) -> None:
-        """workers: threads of a user's sync function, if there is one."""
+    def __init__(self, scorer: Scorer, name: str) -> None:
         self._scorer = scorer
         self._name = name
-        self._workers = workers
         self._metrics = _Metrics()
 
     def app(self) -> FastAPI:
@@ -60,10 +55,6 @@ class RewardService:
             leaving.cancel()
 
     async def _health(self) -> Response:
-        stuck_s = self._workers.stuck_s if self._workers is not None else 0.0
-        if stuck_s >= _STUCK_S:
-            problem = f"all workers have been running abandoned calls for {stuck_s:.0f} s"
-            return JSONResponse({"status": "stuck", "scorer": self._name, "detail": problem}, 503)
         return JSONResponse({"status": "ok", "scorer": self._name})
 
 
@@ -96,8 +87,9 @@ async def _explain(request: Request, failure: Exception) -> Response:
     where = "the request" if failure.index is None else f"sample {failure.index}"
     answer = {
         "detail": f"the reward function failed on {where}: {failure}",
-        "type": type(failure.error).__name__,
-        "message": str(failure).partition(": ")[2],
+        "type": failure.kind,
+        "message": failure.message,
+        "where": failure.place or None,
         "sample": failure.index,
         "key": request.headers.get("idempotency-key"),
     }

@@ -1,4 +1,4 @@
 """The indexes of the retriever.
 
-Reading order: index, by_name, bm25, encoder, dense, hybrid, reranked.
+Reading order: index, by_name, bm25, encoder, dense.
 """

@@ -38,12 +38,6 @@ def _dense(family: str) -> Callable[[IndexOptions], IndexKind]:
     return kind
 
 
-def _hybrid(options: IndexOptions) -> IndexKind:
-    from retriever.indexes.hybrid import HybridKind
-
-    return HybridKind(Bm25Index, _dense("e5")(options))
-
-
 def _encoder(family: str, options: IndexOptions) -> "Encoder":
     if options.model is None:
         raise OperatorError(
@@ -60,7 +54,6 @@ INDEXES: dict[str, Callable[[IndexOptions], IndexKind]] = {
     "e5": _dense("e5"),
     "bge": _dense("bge"),
     "dense": _dense("dense"),
-    "hybrid": _hybrid,
 }
 
 

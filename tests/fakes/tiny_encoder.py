@@ -1,10 +1,10 @@
-"""Random BERT models with a word tokenizer, as users' encoders and cross-encoders are on disk."""
+"""Random BERT models with a word tokenizer, as users' encoders are on disk."""
 
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 _WORDS = [
     "query",
@@ -34,15 +34,7 @@ def make_tiny_encoder(folder: Path, dimension: int = 32) -> Path:
     return folder
 
 
-def make_tiny_cross_encoder(folder: Path) -> Path:
-    """Return `folder`, now holding a random model with one output for a pair of texts."""
-    torch.manual_seed(1)
-    BertForSequenceClassification(_config(32, num_labels=1)).save_pretrained(folder)
-    word_tokenizer().save_pretrained(folder)
-    return folder
-
-
-def _config(dimension: int, **options: object) -> BertConfig:
+def _config(dimension: int) -> BertConfig:
     return BertConfig(
         vocab_size=len(_TAGS) + len(_WORDS),
         hidden_size=dimension,
@@ -51,7 +43,6 @@ def _config(dimension: int, **options: object) -> BertConfig:
         intermediate_size=64,
         max_position_embeddings=512,
         initializer_range=0.5,
-        **options,
     )
 
 

@@ -127,7 +127,6 @@ abs = len = all = lambda *x: 0
 square = lambda x: -1
 """,
     "ends the judge": "import os, signal\ndef square(x):\n    os.kill(os.getppid(), signal.SIGTERM)",
-    "takes a test's function apart": "def square(g):\n    return 9 if g.__globals__ else 0",
     "ends itself": "import os\ndef square(x):\n    os._exit(0)",
 }
 
@@ -135,8 +134,6 @@ square = lambda x: -1
 @pytest.mark.parametrize("way", CHEATS)
 async def test_code_passes_by_its_values_only(sandbox: Sandbox, way: str) -> None:
     label = ["assert square(3) == 9", "assert abs(square(2.5) - 6.25) < 1e-6 and all([square(1) == 1])"]
-    if way == "takes a test's function apart":
-        label = ["assert square(lambda x: x + 1) == 9"]
     score = await _scored(sandbox, CHEATS[way], label)
     assert (score.reward, score.score) == (0.0, 0.0)
 
@@ -147,17 +144,13 @@ SOUND = {
         "f = lambda x: (collections.Counter(x), {1, 2}, Point(1, 2.5), b'a', None, 1j, True, float('inf'))",
         "assert f('aab') == ({'a': 2, 'b': 1}, {1, 2}, (1, 2.5), b'a', None, 1j, True, float('inf'))",
     ),
-    "fractions": (
-        "from fractions import Fraction\nf = lambda x: Fraction(x, 6)",
-        "from fractions import Fraction\nassert f(3) == Fraction(1, 2)",
-    ),
     "a list that it changes": ("def f(x):\n    x.sort()", "x = [3, 1, 2]\nf(x)\nassert x == [1, 2, 3]"),
     "a generator": ("def f(n):\n    yield from range(n)", "assert list(f(3)) == [0, 1, 2] and 2 in f(3)"),
-    "a function of the test's": ("def f(g, x):\n    return g(g(x))", "assert f(lambda x: x + 1, 5) == 7"),
+    "a match": ("import re\nf = lambda x: re.match('a', x)", "assert f('ab') and not f('b')"),
     "an object": (
         "class Stack:\n    def __init__(self): self.held = []\n    def push(self, x): self.held.append(x)\n"
         "    def __len__(self): return len(self.held)\n    def __getitem__(self, i): return self.held[i]",
-        "s = Stack()\ns.push(4)\ns.push(x=5)\nassert len(s) == 2 and s[1] == 5 and s.held == [4, 5] and s == s",
+        "s = Stack()\ns.push(4)\ns.push(x=5)\nassert len(s) == 2 and s[1] == 5 and s.held == [4, 5]",
     ),
     "an error": (
         "def f(x):\n    raise ValueError(f'no {x}')",

@@ -1,22 +1,16 @@
 """The reward service over real HTTP, in a thread and as a process."""
 
-import json
-import socket
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from rewards.bundled import scorer_named
+from rewards.function_process import load_scorer
 from rewards.service import RewardService
-from rewards.user_function import load_scorer
-from rewards.workers import Workers
 from tests.fakes.http_servers import module_serving, run_module, serving
-from tests.fakes.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -89,16 +83,18 @@ def test_metrics_count_samples(exact_match: httpx.Client) -> None:
     assert count() == before + 2
 
 
-def test_a_function_that_raises_gives_500_with_type_message_and_sample(tmp_path: Path) -> None:
+def test_a_function_that_raises_gives_500_with_type_message_place_and_sample(tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text("def score(s):\n    return 1 / len(s.label)\n")
     with serving(RewardService(load_scorer(str(tmp_path / "f.py")), "f.py").app()) as address:
         body = {"query": ["a", "b"], "labels": ["x", ""]}
         answer = httpx.post(address, json=body, headers={"idempotency-key": "p7/3"}, trust_env=False)
+        place = f"{tmp_path}/f.py:2"
         assert answer.status_code == 500
         assert answer.json() == {
-            "detail": "the reward function failed on sample 1: ZeroDivisionError: division by zero",
+            "detail": f"the reward function failed on sample 1: ZeroDivisionError: division by zero ({place})",
             "type": "ZeroDivisionError",
             "message": "division by zero",
+            "where": place,
             "sample": 1,
             "key": "p7/3",
         }
@@ -136,107 +132,13 @@ def test_serve_as_a_process_asks_for_the_token(tmp_path: Path) -> None:
         ),
         (
             ("--function", "/nowhere.py"),
-            "rewards: --function /nowhere.py is not a Python file. Expected FILE.py or FILE.py:NAME.\n",
+            "rewards: --function /nowhere.py is not a Python file. Expected FILE.py, FILE.py:NAME or MODULE:NAME.\n",
         ),
     ],
 )
 def test_serve_exits_1_with_one_sentence(arguments: tuple[str, str], message: str) -> None:
     finished = run_module("rewards.serve", *arguments, "--port", "0")
     assert (finished.returncode, finished.stdout, finished.stderr) == (1, "", message)
-
-
-SLOW = """
-import threading
-
-calls, begun, gate = [], threading.Semaphore(0), threading.Event()
-
-
-def score(sample):
-    calls.append(sample.query)
-    begun.release()
-    assert gate.wait(30)
-    return 1.0
-"""
-
-
-class CountingWorkers(Workers):
-    """num_asked: calls that somebody waits for, begun or not."""
-
-    num_asked = 0
-
-    async def run(self, function: Callable[[], Any]) -> Any:
-        self.num_asked += 1
-        try:
-            return await super().run(function)
-        finally:
-            self.num_asked -= 1
-
-
-@pytest.fixture
-def slow(tmp_path: Path) -> Iterator[tuple[str, Any, CountingWorkers]]:
-    """Yield a service whose function waits, the function's module, and its two workers."""
-    (tmp_path / "slow.py").write_text(SLOW)
-    workers = CountingWorkers(2)
-    scorer = load_scorer(str(tmp_path / "slow.py"), workers)
-    module = sys.modules["sluice_user_reward"]
-    with serving(RewardService(scorer, "slow", workers).app()) as address:
-        yield address, module, workers
-        module.gate.set()
-
-
-def _ask(address: str, query: str) -> "socket.socket":
-    """Return the connection of a client that has sent its request; it leaves by closing it."""
-    where, body = urlsplit(address), json.dumps({"query": [query]}).encode()
-    client = socket.create_connection((where.hostname, where.port), timeout=60)
-    head = f"POST / HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    client.sendall(head.encode() + body)
-    return client
-
-
-def test_call_whose_client_has_left_is_not_begun(slow: tuple[str, Any, CountingWorkers]) -> None:
-    address, module, workers = slow
-    staying = [_ask(address, f"staying {i}") for i in range(2)]
-    for _ in staying:
-        assert module.begun.acquire(timeout=20)
-    leaving = [_ask(address, f"leaving {i}") for i in range(4)]
-    wait_until(lambda: workers.num_asked == 6)
-    for client in leaving:
-        client.close()
-    wait_until(lambda: workers.num_asked == 2)
-    staying.append(_ask(address, "later"))
-    module.gate.set()
-    for client in staying:
-        assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
-        client.close()
-    assert sorted(module.calls) == ["later", "staying 0", "staying 1"]
-
-
-def test_health_tells_when_every_worker_runs_for_nobody(
-    slow: tuple[str, Any, CountingWorkers], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    address, module, workers = slow
-
-    def health() -> tuple[int, str]:
-        answer = httpx.get(f"{address}/health", trust_env=False)
-        return answer.status_code, answer.json()["status"]
-
-    def ask_and_leave(query: str) -> None:
-        client = _ask(address, query)
-        assert module.begun.acquire(timeout=20)
-        client.close()
-        wait_until(lambda: workers.num_asked == 0)
-
-    ask_and_leave("one")
-    monkeypatch.setattr("rewards.service._STUCK_S", 0.001)
-    assert health() == (200, "ok")  # the other worker is free
-    ask_and_leave("two")
-    monkeypatch.setattr("rewards.service._STUCK_S", 0.05)
-    wait_until(lambda: health() == (503, "stuck"))
-    monkeypatch.setattr("rewards.service._STUCK_S", 600.0)
-    assert health() == (200, "ok")  # not for so long
-    monkeypatch.setattr("rewards.service._STUCK_S", 0.05)
-    module.gate.set()
-    wait_until(lambda: health() == (200, "ok"))
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "two"])

@@ -7,7 +7,7 @@ import pytest
 
 from protocol.errors import OperatorError
 from rewards.sample import Sample, Score, ScorerFailure, make_sample
-from rewards.user_function import load_scorer
+from rewards.user_function import UserFunction
 
 SAMPLES = [make_sample("p1 r1<|im_end|>", "p1 ", "l1"), make_sample("p2 r22</s>", "p2 ", "l2")]
 
@@ -18,7 +18,7 @@ def write(folder: Path, text: str) -> str:
 
 
 async def rewards_of(path: str, samples: list[Sample] = SAMPLES) -> list[Score]:
-    return await load_scorer(path)(samples)
+    return await (await asyncio.to_thread(UserFunction, path)).score(samples)
 
 
 async def test_openrlhf_reward_func_gets_aligned_lists(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ async def test_own_score_gets_a_sample(tmp_path: Path) -> None:
     assert await rewards_of(path) == [Score(5, 0.5), Score(5, 0.5)]
 
 
-async def test_load_scorer_imports_files_of_the_same_folder(tmp_path: Path) -> None:
+async def test_load_imports_files_of_the_same_folder(tmp_path: Path) -> None:
     (tmp_path / "beside_the_reward.py").write_text("VALUE = 3.0\n")
     path = write(
         tmp_path, "from beside_the_reward import VALUE\ndef mine(sample):\n    return VALUE\ndef score(sample): ...\n"
@@ -122,7 +122,7 @@ async def test_scorer_names_the_sample_that_a_function_failed_on(
     path = write(tmp_path, f"{keyword} score(sample):\n    if sample.label == 'l1': return 1.0\n    {body}\n")
     with pytest.raises(ScorerFailure) as failure:
         await asyncio.wait_for(rewards_of(path), 10.0)
-    assert (failure.value.index, str(failure.value)) == (1, problem)
+    assert (failure.value.index, f"{failure.value.kind}: {failure.value.message}") == (1, problem)
 
 
 async def test_batch_function_that_exits_fails_its_request_alone(tmp_path: Path) -> None:
@@ -162,18 +162,18 @@ async def test_scorer_refuses_a_batch_function_that_returns_too_few(tmp_path: Pa
     [
         ("x = 1\n", r"reward.py has none of: reward_func, compute_score, score\. Name one function with --function"),
         ("def score(s): ...\ndef reward_func(queries): ...\n", r"reward.py has several of: reward_func"),
-        ("def score(**kwargs): ...\n", r"score\(\*\*kwargs\) has no known shape\. Expected reward_func"),
-        ("def score(a, b): ...\n", r"score\(a, b\) has no known shape\. Expected reward_func"),
+        ("def score(**kwargs): ...\n", r"score\(\*\*kwargs\) has no known form\. Expected reward_func"),
+        ("def score(a, b): ...\n", r"score\(a, b\) has no known form\. Expected reward_func"),
         ("import no_such_module\n", r"cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
         ("def score(:\n", r"cannot be loaded: SyntaxError"),
         ("raise SystemExit(3)\n", r"cannot be loaded: SystemExit: 3"),
     ],
 )
-def test_load_scorer_says_what_is_wrong_with_a_file(tmp_path: Path, text: str, message: str) -> None:
+def test_load_says_what_is_wrong_with_a_file(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(OperatorError, match=message):
-        load_scorer(write(tmp_path, text))
+        UserFunction(write(tmp_path, text))
 
 
-def test_load_scorer_says_when_there_is_no_file() -> None:
+def test_load_says_when_there_is_no_file() -> None:
     with pytest.raises(OperatorError, match=r"--function /nowhere/r.py is not a Python file"):
-        load_scorer("/nowhere/r.py:score")
+        UserFunction("/nowhere/r.py:score")

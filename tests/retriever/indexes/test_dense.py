@@ -1,4 +1,4 @@
-"""Dense, hybrid and reranked searches against slow ones from the formulas, with a real (random) encoder."""
+"""Dense searches against slow ones from the formulas, with a real (random) encoder."""
 
 import json
 from pathlib import Path
@@ -8,19 +8,15 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from transformers import AutoTokenizer, BertForSequenceClassification, BertModel
+from transformers import AutoTokenizer, BertModel
 
 from protocol.errors import OperatorError
 from retriever.corpus import Corpus
 from retriever.index_folder import build_index, content_hash, open_or_build
 from retriever.indexes import dense
-from retriever.indexes.bm25 import Bm25Index
 from retriever.indexes.by_name import IndexOptions, kind_named
 from retriever.indexes.encoder import Encoder
-from retriever.indexes.hybrid import fuse_rankings
-from retriever.indexes.index import Hit
-from retriever.indexes.reranked import RerankedIndex
-from tests.fakes.tiny_encoder import make_tiny_cross_encoder, make_tiny_encoder
+from tests.fakes.tiny_encoder import make_tiny_encoder
 
 TEXTS = ["oslo is a capital of norway", "bergen is a town", "turku is a town of finland", "what is a town", "where"]
 CORPUS = Corpus([str(i) for i in range(len(TEXTS))], TEXTS, digest="d")
@@ -145,7 +141,7 @@ def test_faiss_file_of_another_corpus_or_encoder_is_refused(tmp_path: Path, enco
     [
         ("e5", IndexOptions(), "--retriever-name e5 needs --retriever-model"),
         ("e5", IndexOptions("/nowhere"), "--retriever-model /nowhere cannot be loaded"),
-        ("vibes", IndexOptions(), "--retriever-name vibes is not known. Choose one of: bm25, e5, bge, dense, hybrid"),
+        ("vibes", IndexOptions(), "--retriever-name vibes is not known. Choose one of: bm25, e5, bge, dense"),
     ],
 )
 def test_kind_that_cannot_be_made_is_refused(name: str, options: IndexOptions, message: str) -> None:
@@ -158,45 +154,6 @@ def test_form_that_is_none_is_refused(encoder: Path) -> None:
         kind_named("e5", IndexOptions(str(encoder), "vibes"))
 
 
-def test_hybrid_adds_up_the_ranks_of_words_and_vectors(tmp_path: Path, encoder: Path, corpus_file: Path) -> None:
-    options = IndexOptions(str(encoder))
-    hybrid, _, _ = open_or_build(tmp_path / "index", corpus_file, "hybrid", options)
-    opened, _, was_built = open_or_build(tmp_path / "index", corpus_file, "hybrid", options)
-    words, vectors = Bm25Index.build(CORPUS), kind_named("e5", options).build(CORPUS)
-    pairs = zip(words.search(QUERIES, 15), vectors.search(QUERIES, 15), strict=True)
-    assert hybrid.search(QUERIES, 3) == [fuse_rankings(pair)[:3] for pair in pairs]
-    assert (opened.search(QUERIES, 3), was_built) == (hybrid.search(QUERIES, 3), False)
-
-
-def test_fused_prefers_what_both_know_and_breaks_ties_by_the_corpus() -> None:
-    assert fuse_rankings([[Hit(7, 9.0), Hit(3, 8.0)], [Hit(3, 0.1), Hit(1, 0.0)]]) == [
-        Hit(3, 1 / 62 + 1 / 61),
-        Hit(7, 1 / 61),
-        Hit(1, 1 / 62),
-    ]
-
-
-def test_reranker_orders_the_first_hits_by_its_own_scores(tmp_path: Path) -> None:
-    folder = make_tiny_cross_encoder(tmp_path / "cross")
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), BertForSequenceClassification.from_pretrained(folder)
-    words = Bm25Index.build(CORPUS)
-    index = RerankedIndex(words, CORPUS, str(folder), depth=4)
-    for query, found in zip(QUERIES, index.search(QUERIES, 2), strict=True):
-        scores = {}
-        for hit in words.search([query], 4)[0]:
-            with torch.inference_mode():
-                encoded = tokenizer([query], [TEXTS[hit.row]], return_tensors="pt")
-                scores[hit.row] = float(model.eval()(**encoded).logits[0, 0])
-        best = sorted(scores, key=lambda row: -scores[row])[:2]
-        assert [hit.row for hit in found] == best
-        assert [hit.score for hit in found] == pytest.approx([scores[row] for row in best], abs=1e-5)
-
-
-def test_model_that_is_no_cross_encoder_is_refused(encoder: Path) -> None:
-    with pytest.raises(OperatorError, match="is not a cross-encoder: expected"):
-        RerankedIndex(Bm25Index.build(CORPUS), CORPUS, str(encoder), depth=4)
-
-
 def test_content_hash_tells_indexes_that_answer_otherwise(tmp_path: Path, encoder: Path, corpus_file: Path) -> None:
     hashes = []
     for name, form in (("bm25", "flat"), ("e5", "flat"), ("e5", "hnsw"), ("bm25", "flat")):
@@ -205,13 +162,3 @@ def test_content_hash_tells_indexes_that_answer_otherwise(tmp_path: Path, encode
         hashes.append(content_hash(folder))
     assert hashes[0] == hashes[3]
     assert len(set(hashes)) == 3
-
-
-def test_content_hash_of_a_reranked_index_is_one_that_clients_take(tmp_path: Path, corpus_file: Path) -> None:
-    folder = tmp_path / "index"
-    open_or_build(folder, corpus_file, "bm25", IndexOptions("", "flat"))
-    plain = content_hash(folder)
-    reranked = [content_hash(folder, reranker="/models/重排", rerank_depth=depth) for depth in (30, 100)]
-    assert len({plain, *reranked}) == 3
-    assert content_hash(folder, None, 30) == plain
-    assert all(len(each) == len(plain) and each.isalnum() and each.isascii() for each in reranked)

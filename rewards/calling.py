@@ -1,0 +1,198 @@
+"""How reward functions are called in OpenRLHF, verl, Search-R1, TRL and here: their arguments and results.
+
+The parameters' names determine the form.
+"""
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.http.bodies import check_numbers
+from rewards.sample import Sample, Score
+
+Call = Callable[..., Awaitable[Any]]  # the user's function, made async
+_VERL_TEXTS = ("solution_str", "model_output")
+_TRL_NAMES = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One calling convention."""
+
+    takes_batch: bool  # whether all samples of a request go into one call; otherwise a call has one sample
+    score: Callable[[Call, Sequence[Sample]], Awaitable[list[Score]]]
+
+
+def form_of(function: Callable[..., Any], reads_sequence: bool = False) -> Form | None:
+    """Return how the function is called, or None if its parameters are not known.
+
+    reads_sequence: a verl function gets prompt and response with special tokens, as in Search-R1.
+    """
+    parameters = inspect.signature(function).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    required = [name for name, each in parameters.items() if each.default is each.empty and each.kind not in _VARIADIC]
+    if "queries" in parameters:
+        return Form(True, _score_openrlhf)
+    if "completions" in parameters:
+        return Form(True, _TrlForm(required, None if takes_any else frozenset(parameters)).score)
+    if "solution_strs" in parameters:
+        return Form(True, _VerlForm(parameters, takes_any, reads_sequence).score_batch)
+    if any(name in parameters for name in _VERL_TEXTS):
+        return Form(False, _VerlForm(parameters, takes_any, reads_sequence).score)
+    if len(required) == 1:
+        return Form(False, _score_own)
+    return None
+
+
+async def _score_openrlhf(call: Call, samples: Sequence[Sample]) -> list[Score]:
+    returned = await call([s.query for s in samples], [s.prompt for s in samples], [s.label for s in samples])
+    parts = returned if isinstance(returned, Mapping) else {"rewards": returned}
+    num = len(samples)
+    rewards = check_numbers(_flat(parts.get("rewards")), num, "rewards")
+    scores: Sequence[float | None] = [None] * num
+    if parts.get("scores") is not None:
+        scores = check_numbers(_flat(parts["scores"]), num, "scores")
+    logs: list[dict[str, float]] = [{} for _ in samples]
+    for name, values in (parts.get("extra_logs") or {}).items():
+        flat = _flat(values)
+        for log, value in zip(logs, check_numbers(flat * num if len(flat) == 1 else flat, num, name), strict=True):
+            log[str(name)] = value
+    return [Score(*each) for each in zip(rewards, scores, logs, strict=True)]
+
+
+async def _score_own(call: Call, samples: Sequence[Sample]) -> list[Score]:
+    return [_verl_score(await call(samples[0]))]
+
+
+class _VerlForm:
+    """verl's keywords. ground_truth: the label's ground_truth, or the label itself.
+
+    data_source and extra_info come from the label if it has them, else from the row's columns.
+    """
+
+    def __init__(self, parameters: Mapping[str, Any], takes_any: bool, reads_sequence: bool) -> None:
+        self._names = set(parameters)
+        self._takes_any = takes_any
+        self._reads_sequence = reads_sequence
+
+    async def score(self, call: Call, samples: Sequence[Sample]) -> list[Score]:
+        return [_verl_score(await call(**self._chosen(self._row(samples[0]))))]
+
+    async def score_batch(self, call: Call, samples: Sequence[Sample]) -> list[Score]:
+        rows = [self._row(sample) for sample in samples]
+        plural = {"data_source": "data_sources", "solution_str": "solution_strs", "ground_truth": "ground_truths",
+                  "extra_info": "extra_infos"}  # fmt: skip
+        returned = await call(**self._chosen({many: [row[one] for row in rows] for one, many in plural.items()}))
+        values = list(returned) if isinstance(returned, list | tuple) else _flat(returned)
+        if len(values) != len(samples):
+            check_numbers(values, len(samples), "the returned list")
+        return [_verl_score(value) for value in values]
+
+    def _row(self, sample: Sample) -> dict[str, Any]:
+        part = sample.label if isinstance(sample.label, dict) and "ground_truth" in sample.label else {}
+        row = {**sample.columns, **part}
+        text = sample.query if self._reads_sequence else sample.text
+        return {
+            "data_source": row.get("data_source") or "",
+            **({"model_output": text} if "model_output" in self._names else {"solution_str": text}),
+            "ground_truth": part.get("ground_truth", sample.label),
+            "extra_info": row.get("extra_info") or {},
+        }
+
+    def _chosen(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in given.items() if self._takes_any or name in self._names}
+
+
+class _TrlForm:
+    """TRL's keywords: prompts, completions and each column of the data rows, as lists.
+
+    The label fills the one required parameter that no column has. completions are texts; if the function raises
+    TypeError for them, they are lists of one message, as with TRL's conversational data sets.
+    """
+
+    def __init__(self, required: Sequence[str], names: frozenset[str] | None) -> None:
+        """names: all parameters; None: the function takes any keyword."""
+        self._required = [name for name in required if name not in _TRL_NAMES]
+        self._names = names
+        self._takes_messages: bool | None = None
+
+    async def score(self, call: Call, samples: Sequence[Sample]) -> list[Score]:
+        metrics: dict[str, float] = {}
+        columns = self._columns(samples)
+        options = {"completion_ids": None, "trainer_state": None, "log_extra": lambda name, values: None,
+                   "log_metric": lambda name, value: metrics.update({str(name): float(value)})}  # fmt: skip
+        returned = None
+        for as_messages in (False, True) if self._takes_messages is None else (self._takes_messages,):
+            try:
+                given = {**_trl_texts(samples, as_messages), **options, **columns}
+                returned = await call(**{k: v for k, v in given.items() if self._names is None or k in self._names})
+                self._takes_messages = as_messages
+                break
+            except TypeError:
+                if as_messages or self._takes_messages is False:
+                    raise
+        values = _flat(returned)
+        rewards = check_numbers([0.0 if value is None else value for value in values], len(samples), "rewards")
+        return [
+            Score(reward, logs={**metrics, **({"not_applicable": 1.0} if value is None else {})})
+            for reward, value in zip(rewards, values, strict=True)
+        ]
+
+    def _columns(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
+        names = {name for sample in samples for name in sample.columns} - {*_TRL_NAMES, "prompt", "completion"}
+        columns = {name: [sample.columns.get(name) for sample in samples] for name in names}
+        missing = [name for name in self._required if name not in columns]
+        if len(missing) == 1:
+            columns[missing[0]] = [sample.label for sample in samples]
+        elif missing:
+            raise ValueError(f"the data rows have no columns {missing}; they have the label and {sorted(names)}")
+        return columns
+
+
+def _trl_texts(samples: Sequence[Sample], as_messages: bool) -> dict[str, list[Any]]:
+    def message(role: str, text: str) -> Any:
+        return [{"role": role, "content": text}] if as_messages else text
+
+    return {
+        "prompts": [message("user", sample.prompt) for sample in samples],
+        "completions": [message("assistant", sample.text) for sample in samples],
+    }
+
+
+def _verl_score(returned: Any) -> Score:
+    """Return the score in a number, a dict with `score`, or a Score. Other numbers of a dict become logs."""
+    if isinstance(returned, Score):
+        return returned
+    if isinstance(returned, tuple) and returned:
+        returned = returned[0]  # as in verl, whose own scorers return further facts behind the reward
+    if isinstance(returned, Mapping):
+        reward = check_numbers(_flat(returned.get("score")), 1, "score")[0]
+        return Score(reward, logs={k: float(v) for k, v in returned.items() if k != "score" and _is_loggable(v)})
+    return Score(check_numbers(_flat(returned), 1, "the returned value")[0])
+
+
+def _flat(values: Any) -> list[Any]:
+    """Return a tensor, array, list or number as a flat list, without importing torch."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    items = list(values) if isinstance(values, list | tuple) else [values]
+    return [_item(item) for item in items]
+
+
+def _item(value: Any) -> Any:
+    """Return a one-element tensor or list as its element, so that [N, 1] counts as [N]; a bool as 1 or 0."""
+    if hasattr(value, "item"):
+        value = value.item()
+    elif isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return float(value) if isinstance(value, bool) else value
+
+
+def _is_loggable(value: Any) -> bool:
+    """Return whether a value can be logged; other values are skipped."""
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:
+        return False

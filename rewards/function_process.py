@@ -1,0 +1,101 @@
+"""Runs a user's sync reward function on the main thread of a process of its own.
+
+Many functions limit their time with signals, which work on the main thread only: math-verify raises elsewhere, or
+its caller returns 0. Each process calls the function for one request at a time.
+
+    python -m rewards.function_process REFERENCE READS      JSON lines: samples in, scores or a failure out
+"""
+
+import asyncio
+import dataclasses
+import json
+import os
+import queue
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from protocol.errors import OperatorError
+from rewards.processes import Process, ProcessDied, ProcessPool
+from rewards.sample import Sample, Score, Scorer, ScorerFailure
+from rewards.user_function import UserFunction
+
+
+def load_scorer(reference: str, number: int = 1, reads: str = "auto") -> Scorer:
+    """Return the scorer of `FILE.py[:NAME]` or `MODULE:NAME`; an async function runs in this process.
+
+    number: processes of a sync function. reads: see UserFunction.
+    Raises: OperatorError if the file cannot be loaded, or the function is missing or has an unknown form.
+    """
+    arguments = ("rewards.function_process", reference, reads)
+    try:
+        first = Process(arguments)
+    except ProcessDied as error:
+        raise OperatorError(f"rewards: --function {reference} cannot be loaded: {error}") from None
+    if "problem" in first.greeting:
+        raise OperatorError(first.greeting["problem"])
+    if first.greeting["reads_sequence"]:
+        problem = "without the prompt a right answer got 0. --solution-str response changes that."
+        print(f"rewards: {reference} gets prompt and response, as in Search-R1: {problem}", file=sys.stderr)
+    if first.greeting["is_async"]:
+        return UserFunction(reference, "sequence" if first.greeting["reads_sequence"] else "response").score
+    return _pooled_scorer(ProcessPool(arguments, number, first), first.greeting["takes_batch"])
+
+
+def _pooled_scorer(pool: ProcessPool, takes_batch: bool) -> Scorer:
+    async def call(samples: Sequence[Sample], index: int | None) -> list[Score]:
+        try:
+            reply = await pool.call([dataclasses.asdict(sample) for sample in samples])
+        except ProcessDied as error:
+            raise ScorerFailure(index, "ProcessDied", str(error)) from None
+        if "failure" in reply:
+            raise ScorerFailure(index, *reply["failure"])
+        return [Score(**score) for score in reply["scores"]]
+
+    async def score(samples: Sequence[Sample]) -> list[Score]:
+        if takes_batch:
+            return await call(samples, None)
+        calls = (call([sample], index) for index, sample in enumerate(samples))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [result[0] for result in results if isinstance(result, list)]
+
+    return score
+
+
+def main(reference: str, reads: str) -> None:
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the function prints goes to the service's log
+    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
+    try:
+        function = UserFunction(reference, reads)
+        greeting: dict[str, Any] = {"is_async": function.is_async, "takes_batch": function.takes_batch,
+                                    "reads_sequence": function.reads_sequence and reads == "auto"}  # fmt: skip
+    except OperatorError as error:
+        greeting = {"problem": str(error)}
+    print(json.dumps(greeting), file=replies, flush=True)
+    while True:
+        samples = [Sample(**sample) for sample in json.loads(requests.get())]
+        print(json.dumps(_answer(function, samples)), file=replies, flush=True)
+
+
+def _answer(function: UserFunction, samples: Sequence[Sample]) -> dict[str, Any]:
+    try:
+        return {"scores": [dataclasses.asdict(score) for score in asyncio.run(function.score(samples))]}
+    except ScorerFailure as failure:
+        return {"failure": [failure.kind, failure.message, failure.place]}
+
+
+def _read_requests(requests: "queue.SimpleQueue[str]") -> None:
+    """Queue the lines of stdin. The service's end also ends a function that never returns."""
+    for line in sys.stdin:
+        requests.put(line)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
