@@ -203,11 +203,10 @@ class Coordinator:
         self._give_up_reason = self._give_up_reason or reason
         self.stop_after_step(reason)
 
-    def lose_server(self, server: str, reason: str, *, is_dead: bool = True) -> None:
-        """Take back the samples of a server. is_dead: it died or restarted, which counts against its samples; False: it
-        was removed from the run."""
+    def lose_server(self, server: str, reason: str) -> None:
+        """Take back the samples of a server that died or restarted, which counts against its samples."""
         self._servers.forget_state(server)
-        (self._recall.take_back_from if is_dead else self._recall.release_from)(server, reason)
+        self._recall.take_back_from(server, reason)
 
     def status(self) -> RunStatus:
         """Return the state of the run."""

@@ -229,13 +229,6 @@ class LeaseRecall:
         """Record that a server is alive and was not restarted: the samples it lost with its connection did not fail."""
         self._out_of_reach.pop(server, None)
 
-    def release_from(self, server: str, reason: str) -> None:
-        """Release the samples of a server that was removed from the run; they did not fail."""
-        for group in self._groups.held_by(server):
-            group.take_back_from(server)
-            self._groups.release(group, f"{server}: {reason}")
-        self.note_alive(server)
-
     def take_back_from(self, server: str, reason: str) -> None:
         """Fail the samples of a server that died; its finished samples are kept.
 

@@ -45,14 +45,6 @@ def test_server_that_died_is_given_nothing_until_it_asks_again(script: Script) -
     assert script.rows("SELECT DISTINCT reason FROM prompts") == [("server: s1 died",)]
 
 
-def test_samples_of_a_server_that_was_taken_from_the_run_go_out_again_and_are_not_to_blame(script: Script) -> None:
-    leases = script.demand("s1", num_groups=2)
-    script.coordinator.lose_server("s1", "it was taken from the run", is_dead=False)
-    assert script.rows("SELECT * FROM failures") == []
-    again = script.demand("s2", num_groups=2)
-    assert {(lease.group, lease.attempt) for lease in again} == {(lease.group, 2) for lease in leases}
-
-
 def test_lease_that_a_server_heard_of_and_does_not_have_goes_out_again(script: Script) -> None:
     lost, kept = script.demand(num_groups=2)
     (again,) = script.demand(num_groups=1, heard_of=2, here={kept.group: 1})
