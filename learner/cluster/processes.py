@@ -26,15 +26,13 @@ from protocol.settings.settings import Settings
 _IMPORT_S = 180.0
 
 
-def place_coordinator(
-    settings: Settings, folder: Path, run_id: str, last_step: int, host: str, vocab_size: int | None
-) -> Any:
-    """Start the coordinator on this node, where the run folder is. Returns its handle."""
+def place_coordinator(settings: Settings, folder: Path, run_id: str, last_step: int, host: str, model: Path) -> Any:
+    """Start the coordinator on this node, where run folder and model are. Returns its handle."""
     here = NodeAffinitySchedulingStrategy(own_node_id(), soft=False)
     environment = {"env_vars": _run_variables()} if _run_variables() else None
     options = {**OUR_ACTOR, "max_concurrency": 3, "scheduling_strategy": here, "runtime_env": environment}
     actor = ray.remote(**options)(CoordinatorProcess)
-    return actor.remote(settings, folder, run_id, last_step, host, vocab_size)
+    return actor.remote(settings, folder, run_id, last_step, host, model)
 
 
 def borrow_processes(ranks: Processes, coordinator: Any) -> Any:

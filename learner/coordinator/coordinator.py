@@ -95,7 +95,9 @@ class Coordinator:
         source = PromptSource(train, settings, ledger, last_step)
         self._groups = groups = OpenGroups(source, window, accounts)
         rewards_since = int(ledger.meta(REWARDS_SINCE_STEP) or 0)
-        self._evaluations = Evaluations(held_out, groups.open_evaluation, settings.eval.solved_at, rewards_since)
+        self._evaluations = Evaluations(
+            held_out, groups.open_evaluation, record.decoder, settings.eval.solved_at, rewards_since
+        )
         groups.on_closed.append(self._evaluations.on_closed)
         _attach_features(settings, source, groups, accounts)
         self._turns = KeptTurns(groups, window, accounts, settings.rollout.max_context_tokens, vocab_size)

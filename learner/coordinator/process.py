@@ -10,6 +10,8 @@ from learner.coordinator.loop import CoordinatorLoop
 from learner.coordinator.steps.record import RunRecord
 from learner.data.prompt_reading import RowName
 from learner.data.prompt_set import load_prompts, open_prompts
+from learner.data.text_decoder import TextDecoder
+from learner.disk.model_folder import read_vocab_size
 from learner.disk.run_folder import LEDGER, TRAIN_INDEX, read_skipped
 from learner.ledger.ledger import Ledger
 from learner.ledger.snapshots import LedgerCopies, run_in_thread
@@ -22,18 +24,19 @@ from protocol.wire.channel import RouterChannel
 class CoordinatorProcess:
     """One per run. Call order: open, then the others, then close.
 
-    host: the address of its ROUTER socket. vocab_size: the policy's; None: any token is accepted.
+    host: the address of its ROUTER socket. model: this node's folder of the policy's first model; None: any token is
+    accepted, and texts in records are token ids.
     """
 
     def __init__(
-        self, settings: Settings, folder: Path, run_id: str, last_step: int, host: str, vocab_size: int | None = None
+        self, settings: Settings, folder: Path, run_id: str, last_step: int, host: str, model: Path | None = None
     ) -> None:
         self._settings = settings
         self._folder = folder
         self._run_id = run_id
         self._last_step = last_step
         self._host = host
-        self._vocab_size = vocab_size
+        self._model = model
         self._has_ended = threading.Event()
 
     def open(self) -> tuple[str, int]:
@@ -57,10 +60,10 @@ class CoordinatorProcess:
             self._ledger,
             train=train,
             held_out=_held_out_sets(settings),
-            record=RunRecord(folder, settings.report.samples_per_step),
+            record=RunRecord(folder, settings.report.samples_per_step, TextDecoder(self._model)),
             last_step=self._last_step,
             copies=self._copies,
-            vocab_size=self._vocab_size,
+            vocab_size=None if self._model is None else read_vocab_size(self._model),
         )
         self._loop = CoordinatorLoop(coordinator, channel)
         self._loop.start()

@@ -1,5 +1,6 @@
 """Conversion of rows to prompts: rows of Sluice, verl, Search-R1 and OpenRLHF."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,11 @@ class Prompt:
     prompt: str | list[dict[str, Any]]  # text or chat messages
     label: Any  # input of the reward services
     columns: dict[str, Any]  # remaining columns, unchanged
+
+    @property
+    def label_text(self) -> str:
+        """The label to read: itself, or as JSON."""
+        return self.label if isinstance(self.label, str) else json.dumps(self.label, ensure_ascii=False, default=str)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """Sample trajectories as text, in pieces: prompt, the model's words, observations."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Literal
 
 import msgspec
-from tokenizers import Tokenizer
+
+from learner.data.text_decoder import TextDecoder
 
 Author = Literal["prompt", "model", "observation"]
 
@@ -24,6 +24,7 @@ class SampleLine(msgspec.Struct, frozen=True):
     num_prompt_tokens: int  # tokens of the prompt, at the start
     tokens: list[int]  # [T] prompt, turns and observations
     loss_mask: list[int]  # [T] 1 where the model wrote the token, else 0
+    label: str = ""  # label of the data row
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ def read_samples(path: Path, tokenizer_dir: Path | None, num_samples: int, notes
     if not path.exists():
         notes.append("samples.jsonl is missing: there are no trajectories to read.")
         return []
-    tokenizer = _open_tokenizer(tokenizer_dir, notes)
+    decoder = TextDecoder(tokenizer_dir)
+    if decoder.problem is not None:
+        notes.append(decoder.problem)
     samples = []
     for text in _choose_lines(path, num_samples):
         try:
@@ -55,33 +58,19 @@ def read_samples(path: Path, tokenizer_dir: Path | None, num_samples: int, notes
         except msgspec.DecodeError:
             notes.append("samples.jsonl has a broken line, left out (a kill cuts a line off).")
             continue
-        samples.append(ReadableSample(line, split_text(line, tokenizer)))
+        samples.append(ReadableSample(line, split_text(line, decoder)))
     return samples
 
 
-def split_text(line: SampleLine, tokenizer: Tokenizer | None) -> list[Piece]:
-    """Return the trajectory's text in pieces by author; without a tokenizer as token ids.
-
-    A piece is the difference between two decoded prefixes: some tokenizers drop the leading space of a piece that is
-    decoded alone.
-    """
+def split_text(line: SampleLine, decoder: TextDecoder) -> list[Piece]:
+    """Return the trajectory's text in pieces by author."""
     authors: list[Author] = [
         "model" if is_model else "prompt" if index < line.num_prompt_tokens else "observation"
         for index, is_model in enumerate(line.loss_mask)
     ]
-    pieces: list[Piece] = []
-    before, end = "", 0
-    for author, run in groupby(authors):
-        start, end = end, end + len(list(run))
-        if tokenizer is None:
-            pieces.append(Piece(author, " ".join(map(str, line.tokens[start:end])) + " "))
-            continue
-        after = _decode(tokenizer, line.tokens[:end])
-        # A character with bytes in both pieces changes the earlier text: then the piece is decoded alone.
-        text = after[len(before) :] if after.startswith(before) else _decode(tokenizer, line.tokens[start:end])
-        pieces.append(Piece(author, _visible(text)))
-        before = after
-    return pieces
+    runs = [(author, len(list(run))) for author, run in groupby(authors)]
+    texts = decoder.texts(line.tokens, list(accumulate(length for _, length in runs)))
+    return [Piece(author, _visible(text)) for (author, _), text in zip(runs, texts, strict=True)]
 
 
 def _choose_lines(path: Path, num: int) -> list[bytes]:
@@ -90,22 +79,6 @@ def _choose_lines(path: Path, num: int) -> list[bytes]:
     return (
         [lines[i] for i in sorted({round(i * (len(lines) - 1) / max(1, num - 1)) for i in range(num)})] if lines else []
     )
-
-
-def _open_tokenizer(folder: Path | None, notes: list[str]) -> Tokenizer | None:
-    path = folder / "tokenizer.json" if folder else None
-    if path is None or not path.is_file():
-        notes.append(f"{path or 'tokenizer.json'} is not there: trajectories are shown as token ids.")
-        return None
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # `tokenizers` raises Exception itself for an invalid file
-        notes.append(f"{path} is not a tokenizer ({error}): trajectories are shown as token ids.")
-        return None
-
-
-def _decode(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
 
 
 def _visible(text: str) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from learner.cluster import fleet, processes, ray_door, servers
 from learner.cluster.cluster_loss import check_cluster
-from learner.disk.model_folder import read_vocab_size
 from learner.plan.topology import plan_topology
 from learner.rank.process import WAITING_FOR_BATCH, RunPlace
 from learner.run.rank_watch import RankWatch
@@ -80,10 +79,8 @@ class RunAttempt:
         context, settings, folder = self.context, self.context.settings, self.start.folder.resolve()
         fleet.await_fleet()
         self._topology = plan = await_plan(context)
-        where, vocab_size = context.cluster.node_ip, read_vocab_size(context.model)
-        self._coordinator = processes.place_coordinator(
-            settings, folder, self.start.run_id, self.start.step, where, vocab_size
-        )
+        run_id, step, where = self.start.run_id, self.start.step, context.cluster.node_ip
+        self._coordinator = processes.place_coordinator(settings, folder, run_id, step, where, context.model)
         opening = self._coordinator.open.remote()
         fleet.be_admitted(self._coordinator)
         on = {"on_cpus": not plan.has_gpus, "shares_device": plan.shares_devices and plan.has_gpus}

@@ -12,6 +12,7 @@ import msgspec
 
 from learner.coordinator.groups.group import Group
 from learner.data.prompts import Prompt
+from learner.data.text_decoder import TextDecoder
 from protocol.settings.evaluation import MAIN_SET
 
 
@@ -54,28 +55,31 @@ def evaluation_metrics(results: Sequence[SetResult], solved_at: float) -> dict[s
     return metrics
 
 
-def answer_lines(step: int, results: Sequence[SetResult]) -> list[dict[str, object]]:
-    """Return one line of evaluations.jsonl for each answer."""
-    return [
-        {
-            "step": step,
-            "set": held_out.name,
-            "uid": group.prompt.uid,
-            "data_source": _source(group),
-            "sample": facts.sample_index,
-            "is_greedy": facts.is_greedy,
-            "reward": facts.reward,
-            "reward_parts": facts.reward_parts,
-            "answer": None if facts.answer is msgspec.UNSET else facts.answer,
-            "finish": facts.finish,
-            "num_model_tokens": facts.num_model_tokens,
-            "oldest_version": facts.oldest_version,
-            "newest_version": facts.newest_version,
-        }
-        for held_out, groups in results
-        for group in groups
-        for facts in (group.trajectories[index].facts for index in sorted(group.trajectories))
-    ]
+def describe_answers(group: Group, decoder: TextDecoder) -> list[dict[str, object]]:
+    """Return the part of evaluations.jsonl that does not depend on the evaluation: one line for each answer."""
+    lines: list[dict[str, object]] = []
+    for index in sorted(group.trajectories):
+        facts, tokens = group.trajectories[index].facts, group.trajectories[index].tokens.tolist()
+        prompt, response = decoder.texts(tokens, (facts.num_prompt_tokens, len(tokens)))
+        lines.append(
+            {
+                "uid": group.prompt.uid,
+                "data_source": _source(group),
+                "sample": facts.sample_index,
+                "is_greedy": facts.is_greedy,
+                "reward": facts.reward,
+                "reward_parts": facts.reward_parts,
+                "answer": None if facts.answer is msgspec.UNSET else facts.answer,
+                "prompt": prompt,
+                "response": response,
+                "label": group.prompt.label_text,
+                "finish": facts.finish,
+                "num_model_tokens": facts.num_model_tokens,
+                "oldest_version": facts.oldest_version,
+                "newest_version": facts.newest_version,
+            }
+        )
+    return lines
 
 
 def score_set(prompts: Sequence[ScoredPrompt], solved_at: float) -> dict[str, float]:

@@ -6,9 +6,10 @@ An evaluation holds no slot of the staleness window, and its leases go first. On
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from learner.coordinator.groups.eval_scores import HeldOutSet, answer_lines, evaluation_metrics
+from learner.coordinator.groups.eval_scores import HeldOutSet, describe_answers, evaluation_metrics
 from learner.coordinator.groups.group import Group
 from learner.data.names import GroupName
+from learner.data.text_decoder import TextDecoder
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class _Evaluation:
     policy_version: int  # newest weights when it began
     set_of: dict[str, int]  # name of a group -> place of its set
     finished: dict[str, Group] = field(default_factory=dict)  # whole groups by name
+    answers: dict[str, list[dict[str, object]]] = field(default_factory=dict)  # their lines of evaluations.jsonl
     num_failed: int = 0  # skipped prompts, which have no score
 
     @property
@@ -55,16 +57,18 @@ class Evaluations:
         self,
         sets: Sequence[HeldOutSet],
         open_groups: Callable[[Sequence[Group]], None],
+        decoder: TextDecoder,
         solved_at: float = 1.0,
         rewards_since: int = 0,
     ) -> None:
         """sets: the main set first, whose means are eval_reward and eval_reward_greedy. solved_at: eval.solved_at.
 
-        open_groups: opens the groups of an evaluation for leases.
+        open_groups: opens the groups of an evaluation for leases. decoder: makes the answers' texts.
         rewards_since: the first step that the present reward endpoints score; 0: they score all steps.
         """
         self._sets = sets
         self._open_groups = open_groups
+        self._decoder = decoder
         self._solved_at = solved_at
         self._rewards_since = {"eval_rewards_since": float(rewards_since)} if rewards_since else {}
         self._current: _Evaluation | None = None
@@ -101,6 +105,8 @@ class Evaluations:
             return
         if group.is_ready:
             self._current.finished[group.name] = group
+            # Group by group: all texts at once would block the coordinator's thread for seconds.
+            self._current.answers[group.name] = describe_answers(group, self._decoder)
         else:
             self._current.num_failed += 1
 
@@ -138,4 +144,10 @@ class Evaluations:
             **self._rewards_since,
             **evaluation_metrics(results, self._solved_at),
         }
-        return metrics, answer_lines(ended.step, results)
+        answers = [
+            {"step": ended.step, "set": held_out.name, **answer}
+            for held_out, groups in results
+            for group in groups
+            for answer in ended.answers[group.name]
+        ]
+        return metrics, answers

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from learner.coordinator.steps.step_batch import StepBatch
+from learner.data.text_decoder import TextDecoder
 from learner.disk.run_folder import parse_metrics_line
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
@@ -40,8 +41,9 @@ class StepLine:
 class RunRecord:
     """Appends lines to files of `folder` and flushes each: a killed run leaves whole lines."""
 
-    def __init__(self, folder: Path, samples_per_step: int) -> None:
+    def __init__(self, folder: Path, samples_per_step: int, decoder: TextDecoder | None = None) -> None:
         self.folder = folder
+        self.decoder = decoder or TextDecoder()
         self._samples_per_step = samples_per_step
         self._started = time.monotonic()
         self._last_step_at = self._started
@@ -73,11 +75,14 @@ class RunRecord:
         return None if newest is None else int(newest["step"])
 
     def write_samples(self, batch: StepBatch) -> None:
-        """Append samples of a step as token ids with their mask; the report decodes them."""
+        """Append samples of a step: text to read, and token ids with their mask."""
+        labels = {group.name: group.prompt.label_text for group in batch.groups}
         for trajectory in batch.trajectories[:: max(1, len(batch.trajectories) // max(1, self._samples_per_step))][
             : self._samples_per_step
         ]:
             facts = trajectory.facts
+            tokens = trajectory.tokens.tolist()
+            prompt, response = self.decoder.texts(tokens, (facts.num_prompt_tokens, len(tokens)))
             self._append(
                 "samples.jsonl",
                 {
@@ -88,7 +93,10 @@ class RunRecord:
                     "staleness": batch.policy_version - facts.oldest_version,
                     "finish": facts.finish,
                     "num_prompt_tokens": facts.num_prompt_tokens,
-                    "tokens": trajectory.tokens.tolist(),
+                    "prompt": prompt,
+                    "response": response,
+                    "label": labels.get(facts.group, ""),
+                    "tokens": tokens,
                     "loss_mask": trajectory.loss_mask.tolist(),
                 },
             )

@@ -1,11 +1,8 @@
-"""The report's plots: curves, thinning, histograms; and the text pieces of a trajectory."""
+"""The report's plots: curves, thinning, histograms."""
 
 import json
-from pathlib import Path
 
 from learner.report.plots import length_plot, metric_plots, reward_plot, staleness_plot, thin
-from learner.report.samples import Piece, SampleLine, split_text
-from tests.learner.report.recorded_run import save_tokenizer
 
 
 def test_every_metric_gets_a_plot_under_its_own_name_too() -> None:
@@ -57,14 +54,3 @@ def test_staleness_histogram_shows_values_that_nothing_had() -> None:
     plot = staleness_plot({0: 10, 2: 5})
     assert plot is not None
     assert (plot.x, plot.series[0].values) == ([0.0, 1.0, 2.0], [10, 0, 5])
-
-
-def test_text_is_split_where_a_character_lies_across_two_pieces(tmp_path: Path) -> None:
-    tokenizer = save_tokenizer(tmp_path)
-    tokens = tokenizer.encode("aé\x07").ids
-    line = SampleLine(1, "g", 0.0, {}, 0, "stop", 1, tokens, [0, 1, 0, 0])
-    assert split_text(line, tokenizer) == [
-        Piece("prompt", "a"),
-        Piece("model", "\ufffd"),
-        Piece("observation", "\ufffd␇"),
-    ]

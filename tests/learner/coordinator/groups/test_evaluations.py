@@ -6,6 +6,7 @@ from learner.coordinator.groups.eval_scores import HeldOutSet
 from learner.coordinator.groups.evaluations import Evaluations, EvaluationSchedule
 from learner.coordinator.groups.group import Group
 from learner.data.prompts import Prompt
+from learner.data.text_decoder import TextDecoder
 from tests.protocol.wire.examples import make_trajectory
 
 PROMPTS = [Prompt("aa", "a?", "A", {"data_source": "easy/one"}), Prompt("bb", "b?", "B", {"data_source": "hard"})]
@@ -14,7 +15,7 @@ PLAIN = [Prompt("aa", "a?", "A", {}), Prompt("bb", "b?", "B", {})]
 
 def begun(*sets: HeldOutSet) -> tuple[Evaluations, list[Group]]:
     groups: list[Group] = []
-    evaluations = Evaluations(sets, groups.extend)
+    evaluations = Evaluations(sets, groups.extend, TextDecoder())
     evaluations.begin(5, 4)
     return evaluations, groups
 
@@ -80,13 +81,14 @@ def test_every_set_has_its_samples_temperature_and_figures() -> None:
     assert (metrics["eval/held_out/easy_one/reward"], metrics["eval/held_out/hard/reward"]) == (1.0, 0.0)
 
 
-def test_answers_carry_their_reward_and_the_versions_that_wrote_them() -> None:
+def test_answers_carry_their_texts_their_reward_and_the_versions_that_wrote_them() -> None:
     evaluations, (group,) = begun(HeldOutSet(PROMPTS[:1], 1))
     deliver(evaluations, group, 1.0, 0.5, version=3, answer=("paris", ""))
     metrics, (first, second) = evaluations.take_result()
     assert (first["set"], first["uid"], first["sample"], first["is_greedy"]) == ("held_out", "aa", 0, False)
     assert (first["answer"], first["reward"], first["oldest_version"], first["newest_version"]) == ("paris", 1.0, 3, 3)
     assert (second["answer"], second["is_greedy"], second["data_source"]) == ("", True, "easy_one")
+    assert (first["prompt"], first["response"], first["label"]) == ("1 2 ", "3 4 ", "A")
     assert (metrics["eval_policy_version"], metrics["eval_version_min"]) == (4, 3)
 
 

@@ -75,6 +75,9 @@ def test_write_samples_keeps_as_many_as_asked_for_spread_over_the_step(tmp_path:
         "staleness": 2,
         "finish": "answer",
         "num_prompt_tokens": 2,
+        "prompt": "1 2 ",
+        "response": "3 4 ",
+        "label": "A",
         "tokens": [1, 2, 3, 4],
         "loss_mask": [0, 0, 1, 1],
     }

@@ -1,0 +1,45 @@
+"""Tokens as text for people: samples.jsonl, evaluations.jsonl and the report."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+
+class TextDecoder:
+    """Decodes with the tokenizer.json of a model folder; without one, texts are token ids.
+
+    problem: why there is no tokenizer, or None.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        path = None if folder is None else folder / "tokenizer.json"
+        self._tokenizer: Tokenizer | None = None
+        self.problem: str | None = None
+        if path is None or not path.is_file():
+            self.problem = f"{path or 'tokenizer.json'} is not there: trajectories are shown as token ids."
+            return
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # `tokenizers` raises Exception itself for an invalid file
+            self.problem = f"{path} is not a tokenizer ({error}): trajectories are shown as token ids."
+
+    def texts(self, tokens: Sequence[int], ends: Sequence[int]) -> list[str]:
+        """Return the text of each piece of a conversation. ends: the end of each piece, rising.
+
+        A piece is the difference between two decoded prefixes: some tokenizers drop the leading space of a piece that
+        is decoded alone. A character with bytes in both pieces changes the earlier text: then the piece is decoded
+        alone.
+        """
+        texts: list[str] = []
+        before, start = "", 0
+        for end in ends:
+            after = self._decode(tokens[:end])
+            texts.append(after[len(before) :] if after.startswith(before) else self._decode(tokens[start:end]))
+            before, start = after, end
+        return texts
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        if self._tokenizer is None:
+            return "".join(f"{token} " for token in tokens)
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))

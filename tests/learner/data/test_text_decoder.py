@@ -1,0 +1,23 @@
+"""Texts of a conversation's pieces."""
+
+from pathlib import Path
+
+import pytest
+
+from learner.data.text_decoder import TextDecoder
+from tests.learner.report.recorded_run import save_tokenizer
+
+
+def test_text_is_split_where_a_character_is_in_two_pieces(tmp_path: Path) -> None:
+    tokens = save_tokenizer(tmp_path).encode("aé b").ids
+    assert TextDecoder(tmp_path).texts(tokens, [1, 2, 3, 5]) == ["a", "\ufffd", "\ufffd", " b"]
+
+
+@pytest.mark.parametrize(("content", "problem"), [(None, "is not there"), ("{}", "is not a tokenizer")])
+def test_text_without_a_tokenizer_is_token_ids(tmp_path: Path, content: str | None, problem: str) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    decoder = TextDecoder(tmp_path)
+    assert decoder.texts([7, 8, 9], [2, 3]) == ["7 8 ", "9 "]
+    assert decoder.problem is not None
+    assert problem in decoder.problem
