@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
+from deploy.cluster.ray_processes import ray_processes
+from deploy.node.home import Home
+from deploy.node.processes import find
 from protocol.node.home import ClusterState
 from tests.fakes.ports import free_port
 
@@ -81,6 +86,17 @@ class RunningCluster:
     @property
     def pids(self) -> dict[str, int]:
         return {record.name: record.pid for record in self.state.processes}
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """Return the services and every process of Ray."""
+        services = [process for record in self.state.processes if (process := find(record))]
+        return list({process.pid: process for process in [*services, *ray_processes(Home(self.home))]}.values())
+
+    @property
+    def leavings(self) -> set[str]:
+        """Return what a stop has left of Ray's folder, but for the folders on the way to it."""
+        return {path.name for path in Home(self.home).ray_folder.glob("r/*/*")}
 
     def start(self, *options: str) -> "subprocess.CompletedProcess[str]":
         ports = ["--ray-port", str(self.ray_port), "--retriever-port", str(self.retriever_port)]

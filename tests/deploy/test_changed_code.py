@@ -75,12 +75,10 @@ def test_start_replaces_the_service_whose_code_has_changed_and_no_other(
 def test_start_replaces_a_retriever_script_that_was_edited(changeable: RunningCluster, checkout: Path) -> None:
     script = checkout / "mine.sh"
     script.write_text(f'exec {checkout}/deploy/launch_retriever.sh "$@"\n')
-    pids = []
-    for _ in range(2):
-        assert changeable.start("--retriever-script", str(script)).returncode == 0
-        pids.append(changeable.pids["retriever"])
+    assert changeable.start("--retriever-script", str(script)).returncode == 0
+    before = changeable.pids["retriever"]
     with script.open("a") as file:
         file.write("# another line\n")
     assert changeable.start("--retriever-script", str(script)).returncode == 0
 
-    assert pids[0] == pids[1] != changeable.pids["retriever"]
+    assert changeable.pids["retriever"] != before

@@ -7,7 +7,8 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from learner.weights.push import PushReport, WeightPusher
-from rollout.engine.engine import Engine, Generation, Sampling
+from rollout.engine.engine import Engine
+from rollout.engine.generation import Generation, Sampling
 from tests.fakes.in_process_server import InProcessServer
 from tests.fakes.planned_weights import planned
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.http.listen import bind
 from tests.deploy.running_cluster import RunningCluster
 from tests.fakes.ports import free_port
 
@@ -78,10 +79,21 @@ def test_stop_waits_until_the_attached_run_has_saved_and_keeps_the_logs(own: Run
     assert list(log.glob("raylet.out"))
 
 
-def test_stop_now_waits_for_nobody(own: RunningCluster, tmp_path: Path) -> None:
-    assert own.start().returncode == 0
+def test_stop_now_waits_for_no_run_and_leaves_no_process_port_or_folder(own: RunningCluster, tmp_path: Path) -> None:
+    shared_before = set(Path("/dev/shm").iterdir())  # noqa: S108  # where shared memory is
+    assert own.start("--no-reward").returncode == 0
+    processes = own.processes
+    assert len(processes) > 3
     with attached(own, tmp_path / "saved"):
         stopped = own.command("stop", "--now")
         assert stopped.returncode == 0, stopped.stderr
         assert "at once: the steps after its last checkpoint are lost." in stopped.stdout
     assert not (tmp_path / "saved").exists()
+    assert [process for process in processes if process.is_running()] == []
+    for port in (own.ray_port, own.retriever_port):
+        bind("test", "127.0.0.1", port).close()
+    assert own.leavings == {"logs"}  # a run that failed has named one of them
+    ours = [path for path in set(Path("/dev/shm").iterdir()) - shared_before if "plasma" in path.name]  # noqa: S108
+    assert ours == []
+    again = own.stop()
+    assert (again.returncode, again.stdout) == (0, "No Sluice cluster runs here.\n")
