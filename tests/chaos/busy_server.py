@@ -3,7 +3,7 @@
     python -m tests.chaos.busy_server [--seed N] [--short]
 
 Ten minutes; two processes burn both cores beside four servers, whose event loops stand still for 5 s at random moments.
-None may lose its leases, and the run goes on. `--short`: 15 s, with stalls of 3 s.
+None may lose its leases, and the run goes on. `--short`: 8 s, with stalls of 3 s.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class _Staller:
 
 def main() -> int:
     arguments = options(__doc__)
-    seconds, stall_s = (15.0, 3.0) if arguments.short else (600.0, 5.0)
+    seconds, stall_s = (8.0, 3.0) if arguments.short else (600.0, 5.0)
     with tempfile.TemporaryDirectory() as name, rig_home(Path(name)) as keys, reward_service(Path(name)) as url:
         settings = endless_settings(Path(name), url, arguments.seed)
         staller = _Staller(arguments.seed, seconds, stall_s)

@@ -3,7 +3,7 @@
     python -m tests.chaos.dead_server [--seed N] [--short]
 
 100 SIGKILLs among six servers. Nobody tells the coordinator, and none is started again before its leases are out: it
-has to notice by itself that the connection is gone. `--short`: 4 kills, and 30 s, since the machine may be busy.
+has to notice by itself that the connection is gone. `--short`: 2 kills, and 30 s, since the machine may be busy.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class _Murderer:
 
 def main() -> int:
     arguments = options(__doc__)
-    num_kills, limit_s = (4, 30.0) if arguments.short else (100, 10.0)
+    num_kills, limit_s = (2, 30.0) if arguments.short else (100, 10.0)
     with tempfile.TemporaryDirectory() as name, rig_home(Path(name)) as keys, reward_service(Path(name)) as url:
         settings = endless_settings(Path(name), url, arguments.seed)
         murderer = _Murderer(arguments.seed, num_kills)

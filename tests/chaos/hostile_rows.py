@@ -6,7 +6,7 @@ for a real coordinator, over real sockets, in runs of 400 rows; the engine write
 
 It holds when no server ended (its session is still serving), no sound row had a failure of any kind, no lease was lost
 and no message refused, every row of the first epoch is made or given up, and every one given up has a reason. --short:
-240 rows.
+120 rows.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ _POLICY = HttpPolicy(
 
 def main() -> int:
     arguments = options(__doc__ or "", rows=10_000)
-    num_rows = 240 if arguments.short else arguments.rows
+    num_rows = 120 if arguments.short else arguments.rows
     logging.disable(logging.CRITICAL)
     hostile = hostile_rows(num_rows // 2, arguments.seed)
     outcome = _Outcome()

@@ -26,16 +26,16 @@ _CHAOS = [
     ),
     pytest.param("crash_points", r"failpoints=4 deaths=8 failed=0"),
     pytest.param("bad_network", rf"trajectories=200 messages=\d+ {_COUNTS}audit=passed"),
-    pytest.param("dead_server", r"kills=4 median_s=[\d.]+ p99_s=[\d.]+ max_s=[\d.]+ limit_s=30 audit=passed"),
+    pytest.param("dead_server", r"kills=2 median_s=[\d.]+ p99_s=[\d.]+ max_s=[\d.]+ limit_s=30 audit=passed"),
     pytest.param(
         "long_conversations",
         r"conversations=16 turns=12 spared=0 versions=\d+ calls=\d+ repeated=\d+ lost=0 lost_turns=0 called_twice=0 "
         r"wrong=0 audit=passed",
     ),
-    pytest.param("busy_server", r"seconds=15 stalls=\d+ stall_s=3 steps=\d+ samples_lost_to_deaths=0 audit=passed"),
+    pytest.param("busy_server", r"seconds=8 stalls=\d+ stall_s=3 steps=\d+ samples_lost_to_deaths=0 audit=passed"),
     pytest.param(
         "hostile_rows",
-        r"rows=240 hostile=120 refused_rows=[1-9]\d* without_reason=0 servers_ended=0 bystanders_failed=0 unfinished=0 "
+        r"rows=120 hostile=60 refused_rows=[1-9]\d* without_reason=0 servers_ended=0 bystanders_failed=0 unfinished=0 "
         r"lost_leases=0 messages_refused=0",
     ),
     pytest.param("checkpoint_mutations", r"mutations=80 corrupt_loads=0 wrong_choice=0"),

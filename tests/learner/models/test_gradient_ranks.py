@@ -1,5 +1,6 @@
 """One gradient, whatever ranks, ZeRO stage, offload and gradient checkpointing: DeepSpeed for real."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,16 @@ from protocol.settings.policy import LoraSettings
 from protocol.settings.zero_stage import zero_stage_of
 from tests.fakes.tiny_models import make_tiny_model
 from tests.fakes.warm_process import run_warm
-from tests.learner.models.gradient_ranks import CASES, CRITIC_CASES, LORA_CASES, LOW_CASES, WORLDS
+from tests.learner.models.gradient_ranks import ALL, CASES, CRITIC_CASES, LORA_CASES, LOW_CASES, WORLDS, cases_of
 
 pytestmark = [pytest.mark.stack, pytest.mark.ranks]
-every_case = pytest.mark.parametrize("name", CASES)
-every_low_case = pytest.mark.parametrize("name", LOW_CASES)
-every_world = pytest.mark.parametrize("world_size", WORLDS)
 Found = dict[str, dict[str, Any]]
-ALL = CASES | LOW_CASES | LORA_CASES | CRITIC_CASES
 _ADAPTERS = LoraSettings(rank=4)
+
+
+def in_every_world(names: Iterable[str]) -> pytest.MarkDecorator:
+    pairs = [(world_size, name) for world_size in WORLDS for name in names if name in cases_of(world_size)]
+    return pytest.mark.parametrize(("world_size", "name"), pairs)
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +45,19 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-@every_world
-@every_case
+@in_every_world(CASES)
 def test_gradient_is_the_same_to_a_millionth(found: Found, world_size: int, name: str) -> None:
     gradient = found[str(world_size)][name]["exp_avg"]
     assert distance(gradient, found["1"]["zero 0"]["exp_avg"]) < 1e-6
 
 
-@every_world
-@every_low_case
+@in_every_world(LOW_CASES)
 def test_gradient_in_bfloat16_is_that_of_float32_to_its_rounding(found: Found, world_size: int, name: str) -> None:
     gradient = found[str(world_size)][name]["exp_avg"]
     assert distance(gradient, found["1"]["zero 0"]["exp_avg"]) < 0.02
 
 
-@every_world
-@every_low_case
+@in_every_world(LOW_CASES)
 def test_bfloat16_weights_are_rounded_from_float32_masters(found: Found, world_size: int, name: str) -> None:
     of_case = found[str(world_size)][name]
     assert of_case["dtype"] == torch.bfloat16
@@ -66,8 +65,7 @@ def test_bfloat16_weights_are_rounded_from_float32_masters(found: Found, world_s
     assert not torch.equal(of_case["weight"], of_case["model"])
 
 
-@every_world
-@pytest.mark.parametrize("name", [name for name in CASES if name != "zero 0"])
+@in_every_world([name for name in CASES if name != "zero 0"])
 def test_push_is_the_weights_of_any_ranks_and_stage(found: Found, world_size: int, name: str) -> None:
     expected = found["1"]["zero 0"]["pushed"]
     torch.testing.assert_close(found[str(world_size)][name]["pushed"], expected, rtol=0, atol=2e-6)
@@ -85,8 +83,7 @@ def test_memory_of_a_rank_equals_the_plan(found: Found, name: str) -> None:
     assert 0.97 * (planned.device + planned.host - bucket) < held < 1.06 * (planned.device + planned.host)
 
 
-@every_world
-@pytest.mark.parametrize("name", LORA_CASES)
+@in_every_world(LORA_CASES)
 def test_adapters_are_trained_and_pushed_merged_alike_on_any_ranks_and_stage(
     found: Found, world_size: int, name: str
 ) -> None:
@@ -97,14 +94,13 @@ def test_adapters_are_trained_and_pushed_merged_alike_on_any_ranks_and_stage(
     assert len(of_case["pushed"]) == len(found["1"]["zero 0"]["pushed"])
 
 
-@every_world
-@pytest.mark.parametrize("name", CRITIC_CASES)
+@in_every_world(CRITIC_CASES)
 def test_gradient_of_the_critic_is_the_same_to_a_millionth(found: Found, world_size: int, name: str) -> None:
     gradient = found[str(world_size)][name]["exp_avg"]
     assert distance(gradient, found["1"]["critic, zero 0"]["exp_avg"]) < 1e-6
 
 
-@every_world
+@pytest.mark.parametrize("world_size", WORLDS)
 def test_exported_adapters_loaded_by_peft_equal_the_merged_model(found: Found, folder: Path, world_size: int) -> None:
     from peft import PeftModel
 
@@ -118,8 +114,7 @@ def test_exported_adapters_loaded_by_peft_equal_the_merged_model(found: Found, f
     assert float((merged - plain).abs().max()) > 1e-3
 
 
-@every_world
-@pytest.mark.parametrize("name", [*CASES, *LORA_CASES, *CRITIC_CASES])
+@in_every_world([*CASES, *LORA_CASES, *CRITIC_CASES])
 def test_resume_from_each_state_on_one_rank_in_stage_0_equals_an_uninterrupted_run(
     found: Found, world_size: int, name: str
 ) -> None:
