@@ -10,7 +10,8 @@ from ray.exceptions import (
 )
 
 from protocol.errors import AwayError, NeighbourError, OperatorError, SettingsError
-from protocol.ray_calls import first_line, naming_ray_errors
+from protocol.one_line import first_line
+from protocol.ray_calls import naming_ray_errors
 
 
 def raised_there(cause: Exception) -> Exception:

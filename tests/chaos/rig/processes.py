@@ -176,7 +176,7 @@ class CountingLearner:
             DealerChannel(address, "rank-0", keys.peer, keys.coordinator.public), start.run_id, incarnation
         )
         self._policy: Any = _CountingPolicy()
-        store = dist.HashStore()
+        store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         self._checkpoints = CheckpointWriter(
             Roles(self._policy),

@@ -10,13 +10,14 @@ from deploy.cluster.keeper_client import await_nodes
 from deploy.node.home import Home
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.home import ClusterState, ProcessRecord
+from protocol.ray_calls import keeper_of
 
 _JOINED = [
     {"NodeID": "a" * 56, "NodeManagerAddress": "10.0.0.1", "RayletSocketName": "raylet", "Alive": True},
     {"NodeID": "b" * 56, "NodeManagerAddress": "10.0.0.2", "RayletSocketName": "raylet", "Alive": True},
     {"NodeID": "c" * 56, "NodeManagerAddress": "10.0.0.3", "RayletSocketName": "raylet", "Alive": False},
 ]
-_KEEPERS = [keeper_client.keeper_of(str(node["NodeID"])) for node in _JOINED]
+_KEEPERS = [keeper_of(str(node["NodeID"])) for node in _JOINED]
 
 
 class NoRay:

@@ -78,7 +78,8 @@ def test_packed_and_unpacked_steps_are_those_of_the_slow_loop(loss: str, correct
             logits, values = tables()
             expected, of_critic = slow.slow_step(made, logits, values, how, NUM_UPDATES)
             for plan in PLANS:
-                policy, critic = (kind(table) for kind, table in zip((TableModel, TableCritic), tables(), strict=True))
+                table, of_values = tables()
+                policy, critic = TableModel(table), TableCritic(of_values)
                 roles = Roles(cast(Any, policy), cast(Any, critic) if advantage == "gae" else None)
                 objective = PolicyGradient(roles, settings_of(how), lambda sums: sums)
                 objective.take_step(slow.batch_of(made, advantage, plan), dict(enumerate(made)), 4)

@@ -12,7 +12,7 @@ import torch
 from learner.weights import push as push_module
 from learner.weights.push import PushReport, WeightPusher
 from learner.weights.rendezvous import NcclRendezvous
-from protocol.weights.controls import Attempt
+from protocol.weights.controls import FIRST_TURN, Attempt
 from protocol.weights.wire import TensorMeta
 from tests.fakes.planned_weights import plan_buckets
 
@@ -137,6 +137,20 @@ def test_broadcast_that_hangs_although_every_server_has_received_fails_at_the_de
 
     assert "did not take a bucket within 1.0 s" in report.failed["a"]
     assert time.monotonic() - started < 30.0
+
+
+def test_first_attempt_of_a_pusher_comes_after_the_turn_that_attaching_takes(
+    pusher: WeightPusher, servers: list[Server]
+) -> None:
+    attempts: list[Attempt] = []
+
+    async def note(attempt: Attempt, init: dict[str, Any], timeout_s: float) -> None:
+        attempts.append(attempt)
+
+    servers[0].join_weights = note  # type: ignore[method-assign]
+    _push(pusher, 1)
+
+    assert attempts[0][1] == FIRST_TURN + 1
 
 
 def test_others_meet_anew_at_once_without_one_that_fell_silent(

@@ -80,7 +80,8 @@ async def test_program_with_a_full_pipe_is_gone_after_its_kill(sandbox: Sandbox)
     os.close(report)
     assert process.stdout is not None
     async with asyncio.timeout(60.0):
-        while not process.stdout._paused:  # asyncio has taken as much as it holds, and the pipe is full behind it
+        # Until asyncio has taken as much as it holds, and the pipe is full behind it.
+        while not process.stdout._paused:  # type: ignore[attr-defined]
             await asyncio.sleep(0.01)
         os.killpg(process.pid, signal.SIGKILL)
         await _wait_until_gone(process)

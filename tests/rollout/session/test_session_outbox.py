@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from rollout.session.outbox import Failure, FailureCounts, FinishedSample, Item, Key, Outbox, Outcome
+from protocol.wire.messages import Outcome
+from rollout.session.outbox import Failure, FailureCounts, FinishedSample, Item, Key, Outbox
 from tests.fakes.clock import Clock
 from tests.protocol.wire.examples import make_trajectory
 

@@ -71,7 +71,8 @@ async def test_sent_turns_equal_the_trajectory() -> None:
         (0, '{"turns": 1}'),
         (parts[0][0].end, '{"turns": 2}'),
     ]
-    for place, whole in enumerate((trajectory.tokens, trajectory.behaviour_logprobs, trajectory.loss_mask)):
+    arrays: tuple[Any, ...] = (trajectory.tokens, trajectory.behaviour_logprobs, trajectory.loss_mask)
+    for place, whole in enumerate(arrays):
         told = b"".join(buffers[place] for _, buffers in parts)
         assert whole.tobytes().startswith(told)
     spans = [span for part, _ in parts for span in part.version_spans]
