@@ -14,10 +14,9 @@ from pathlib import Path
 from learner import audit
 from tests.chaos.frames.proxy import Faults, FrameProxy
 from tests.chaos.rig.counting import count_trained
-from tests.chaos.rig.home import rig_home
 from tests.chaos.rig.processes import Pace
 from tests.chaos.rig.run import Rig
-from tests.chaos.rig.settings import reward_service, rig_settings
+from tests.chaos.rig.settings import reward_service, rig_home, rig_settings
 from tests.chaos.rig.verdict import conclude, options
 
 _GROUP_SIZE = 4

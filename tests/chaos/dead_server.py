@@ -16,10 +16,9 @@ from pathlib import Path
 
 from learner import audit
 from learner.disk.run_folder import LEDGER
-from tests.chaos.rig.home import rig_home
 from tests.chaos.rig.processes import Pace
 from tests.chaos.rig.run import Rig
-from tests.chaos.rig.settings import endless_settings, reward_service
+from tests.chaos.rig.settings import endless_settings, reward_service, rig_home
 from tests.chaos.rig.verdict import conclude, options
 
 _BETWEEN_S = 0.5

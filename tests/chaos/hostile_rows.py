@@ -44,8 +44,7 @@ from rollout.neighbours.retriever_client import RetrieverClient
 from rollout.neighbours.reward_client import RewardClient
 from rollout.session.outbox import Outbox
 from rollout.session.session import RolloutSession
-from tests.chaos.rig.hostile_http import hostile_services
-from tests.chaos.rig.hostile_values import CONTROL_NAMES, Row, hostile_rows
+from tests.chaos.rig.hostile_values import CONTROL_NAMES, Row, hostile_rows, hostile_services
 from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.engines import ScriptedEngine
 from tests.fakes.rollout_fakes import make_keys

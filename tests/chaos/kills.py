@@ -18,10 +18,9 @@ from pathlib import Path
 
 from learner import audit
 from tests.chaos.rig.counting import count_filtered, count_trained
-from tests.chaos.rig.home import rig_home
 from tests.chaos.rig.processes import Pace
 from tests.chaos.rig.run import Rig
-from tests.chaos.rig.settings import reward_service, rig_settings
+from tests.chaos.rig.settings import reward_service, rig_home, rig_settings
 from tests.chaos.rig.verdict import conclude, options
 
 _GROUP_SIZE = 4

@@ -25,12 +25,11 @@ from typing import Any
 from learner import audit
 from protocol.settings.tools import ToolsSettings
 from tests.chaos.rig.counted_tool import ToolCall, calls_in, counted_tool
-from tests.chaos.rig.home import rig_home
 from tests.chaos.rig.long_talk import letter_of, read_talks, run_noting_learner, run_talking_server
 from tests.chaos.rig.part import Part
 from tests.chaos.rig.processes import Pace
 from tests.chaos.rig.run import Parts, Rig
-from tests.chaos.rig.settings import reward_service, rig_settings
+from tests.chaos.rig.settings import reward_service, rig_home, rig_settings
 from tests.chaos.rig.verdict import conclude, options
 
 _ENVIRONMENT = f"{Path(__file__).parent / 'rig' / 'long_talk.py'}:LongTalk"

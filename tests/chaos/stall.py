@@ -19,10 +19,9 @@ import psutil
 from learner import audit
 from learner.disk.run_folder import LEDGER
 from tests.chaos.rig.counting import trajectory_bytes
-from tests.chaos.rig.home import rig_home
 from tests.chaos.rig.processes import Pace
 from tests.chaos.rig.run import Rig
-from tests.chaos.rig.settings import reward_service, rig_settings
+from tests.chaos.rig.settings import reward_service, rig_home, rig_settings
 from tests.chaos.rig.verdict import conclude, options
 
 _BACK_WITHIN_S = 5.0

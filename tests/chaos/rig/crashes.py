@@ -16,10 +16,9 @@ from learner.checkpoint.manifest import verify
 from learner.disk.run_folder import CHECKPOINTS
 from protocol.node.home import Keys
 from tests.chaos.rig.counting import count_trained
-from tests.chaos.rig.home import rig_home
 from tests.chaos.rig.processes import Pace
 from tests.chaos.rig.run import Rig
-from tests.chaos.rig.settings import reward_service, rig_settings
+from tests.chaos.rig.settings import reward_service, rig_home, rig_settings
 
 # Passed in every turn of the coordinator, or once a step; the others once a checkpoint or once a start.
 _OFTEN = {"ledger.commit.before": 60, "ledger.commit.after": 60}

@@ -1,6 +1,7 @@
 """A rigged run's settings, its prompts and its reward service."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -9,7 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import zmq
+
+from protocol.node.home import Keys, write_secret
 from protocol.settings.settings import Settings
+from protocol.wire.channel import KeyPair
 
 # A reward that only the right response gives: its number of a's, and nothing that a default could be taken for.
 _SCORER = """
@@ -97,3 +102,22 @@ def _write_prompts(path: Path, num_prompts: int, seed: int) -> None:
         for number in range(num_prompts):
             text = f"prompt {number}: " + "x" * draw.randrange(1, 40)
             file.write(json.dumps({"prompt": text, "label": str(number)}) + "\n")
+
+
+@contextmanager
+def rig_home(folder: Path) -> Iterator[Keys]:
+    """Yield CURVE keys that lie in a home of their own, as deploy/start_cluster.sh makes them."""
+    keys = Keys(KeyPair(*zmq.curve_keypair()), KeyPair(*zmq.curve_keypair()))
+    home = folder / "home"
+    for name, pair in zip(("coordinator", "peer"), keys, strict=True):
+        write_secret(home / "keys" / f"{name}.pub", pair.public.decode())
+        write_secret(home / "keys" / f"{name}.sec", pair.secret.decode())
+    before = os.environ.get("SLUICE_HOME")
+    os.environ["SLUICE_HOME"] = str(home)
+    try:
+        yield keys
+    finally:
+        if before is None:
+            del os.environ["SLUICE_HOME"]
+        else:
+            os.environ["SLUICE_HOME"] = before

@@ -34,7 +34,7 @@ from protocol.settings.settings import Settings
 from protocol.weights.controls import FIRST_TURN, learner_name
 from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
-from tests.chaos.rig.home import rig_home
+from tests.chaos.rig.settings import rig_home
 from tests.fakes.http_servers import Answer, Received, ScriptedServer, scripted_server
 from tests.fakes.in_process_server import InProcessServer
 from tests.fakes.ports import free_port
