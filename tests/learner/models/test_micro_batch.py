@@ -1,5 +1,7 @@
 """What a micro-batch holds of its samples."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -58,3 +60,10 @@ def test_sample_whose_first_token_was_written_by_the_model_is_refused() -> None:
     """It would be predicted from the last token of the sample before it."""
     with pytest.raises(AssertionError, match="first token is its prompt's"):
         make_micro_batch([sample([1, 2], [0, 1]), sample([3, 4], [1, 1])])
+
+
+@pytest.mark.parametrize("column", ["old_logprobs", "reference_logprobs", "values", "returns"])
+@pytest.mark.parametrize("value", [0.5, float("inf"), float("nan")])
+def test_input_sum_is_finite_exactly_when_every_column_is(column: str, value: float) -> None:
+    batch = replace(make_micro_batch([sample([7, 8], [0, 1], 2.0)]), **{column: torch.tensor([value])})
+    assert bool(batch.input_sum().isfinite()) == (value == 0.5)

@@ -326,3 +326,7 @@ def test_channels_that_are_closed_leave_no_context_and_no_thread() -> None:
 
     assert (peer._context.closed, router._context.closed) == (True, True)
     assert set(threading.enumerate()) <= before
+
+
+def test_dealer_tries_to_connect_again_at_least_every_two_seconds(router: RouterChannel) -> None:
+    assert dealer(router)._socket.getsockopt(zmq.RECONNECT_IVL_MAX) == 2000

@@ -9,7 +9,7 @@ import pytest
 from protocol.errors import FrameError
 from protocol.wire import messages as m
 from protocol.wire.codec import Decoder, encode
-from tests.protocol.wire.examples import STAMP, example_messages
+from tests.protocol.wire.examples import STAMP, example_messages, example_part, part_buffers
 
 EXAMPLES = example_messages()
 GOLDEN = Path(__file__).parent / "golden"
@@ -59,3 +59,21 @@ def test_an_added_field_is_refused_by_an_older_reader() -> None:
 def test_messages_do_not_change() -> None:
     with pytest.raises(AttributeError, match="immutable"):
         EXAMPLES["done"][0].run_id = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("num_parts", "is_taken"), [(32, True), (33, False)])
+def test_turns_of_at_most_32_samples_come_in_one_message(num_parts: int, is_taken: bool) -> None:
+    decoder: Decoder[m.Message] = Decoder(m.ToCoordinator)
+    frames = encode(m.TurnsDone(**STAMP, parts=[example_part()] * num_parts), part_buffers())
+    if is_taken:
+        assert decoder.decode(frames)[0].parts == [example_part()] * num_parts  # type: ignore[attr-defined]
+    else:
+        with pytest.raises(FrameError, match=r"parts: Expected `array` of length <= 32"):
+            decoder.decode(frames)
+
+
+def test_a_part_may_hold_as_many_tokens_as_a_message() -> None:
+    decoder: Decoder[m.Message] = Decoder(m.ToCoordinator)
+    part = example_part(num_tokens=100_000)
+    message, _ = decoder.decode(encode(m.TurnsDone(**STAMP, parts=[part]), part_buffers()))
+    assert message.parts == [part]  # type: ignore[attr-defined]

@@ -225,3 +225,8 @@ def test_frames_of_another_length_are_refused() -> None:
     with pytest.raises(FrameError) as refused:
         split_buffers(parts, part_buffers(0, 4), "$.parts")
     assert str(refused.value) == "$.parts: has buffers of 16, 16, 4 bytes for 5 tokens"
+
+
+def test_model_tokens_are_those_of_every_version_span() -> None:
+    spans = [VersionSpan(2, 5, 3), VersionSpan(5, 6, 4), VersionSpan(9, 12, 4)]
+    assert example_facts(version_spans=spans).num_model_tokens == 7
