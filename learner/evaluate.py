@@ -35,7 +35,7 @@ _PREFIX = "eval/"  # of a score's name in metrics.jsonl
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser("python -m learner.evaluate", description=_ABOUT, allow_abbrev=False)
-    parser.add_argument("model", metavar="MODEL", help="model folder or Hugging Face name")
+    parser.add_argument("model", metavar="MODEL", help="model folder, Hugging Face name, or the folder of a run")
     parser.add_argument("sets", metavar="SET", nargs="+", help="prompts with labels: FILE or NAME=FILE")
     parser.add_argument("--samples", type=int, default=1, help="samples of a prompt; one greedy sample is added")
     parser.add_argument("--num-prompts", type=int, default=LARGEST_COUNT, help="number of prompts of each set")
@@ -67,7 +67,7 @@ def options_of(options: argparse.Namespace, name: str) -> list[str]:
         "run.dir": options.dir,
         "run.max_steps": "0",
         "run.resume": "never",
-        "policy.model": options.model,
+        "policy.model": _model_of(options.model),
         "policy.warm_start.data": "null",
         "data.train": "",
         "data.eval": sets[0][1] if has_main else "null",
@@ -78,6 +78,12 @@ def options_of(options: argparse.Namespace, name: str) -> list[str]:
         "eval.sets": json.dumps([{"name": set_name, "data": file} for set_name, file in sets[has_main:]]),
     }
     return [part for key, value in given.items() for part in (f"--{key}", value)]
+
+
+def _model_of(given: str) -> str:
+    """Return the model that an argument names; of a run's folder, the model of its newest checkpoint."""
+    newest = Path(given).expanduser() / "checkpoints" / "latest" / "model"
+    return str(newest) if newest.is_dir() else given
 
 
 def _parse_set(given: str, number: int) -> tuple[str, str]:

@@ -12,13 +12,15 @@ Offloading keeps the gradients twice on the host, at stage 1 also on the device.
 second copy of the weights.
 Source: ZeRO, arXiv:1910.02054, section 3; the last two columns, DeepSpeed's reduce_bucket_size and
 stage3_max_live_parameters.
+
+A model that is only scored has its weights alone, over r ranks at stage 3.
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from learner.disk.model_folder import BYTES, ModelSize, find_named_model, read_model_size
-from learner.plan.needs import is_reference_the_base, needs_critic, needs_reference
+from learner.plan.needs import is_reference_the_base, is_trained, needs_critic, needs_reference
 from protocol.settings.settings import Settings
 from protocol.settings.zero_stage import Offload, critic_zero, zero_stage_of
 
@@ -63,6 +65,8 @@ def rank_memory(settings: Settings, sizes: Sizes) -> Memory:
     """Return one rank's memory of policy, critic, reference and a micro-batch's activations."""
     learner, dtype = settings.learner, settings.policy.dtype
     policy, stage = sizes.policy, zero_stage_of(learner.zero_stage, settings.policy.dtype)
+    if not is_trained(settings):
+        return Memory((policy.parameters + policy.adapters) * BYTES[dtype] // (learner.num_ranks if stage == 3 else 1))
     total = trained_memory(policy, dtype, stage, learner.num_ranks, learner.offload)
     activations = activation_bytes(policy, settings)
     if needs_critic(settings):

@@ -35,12 +35,12 @@ def is_trained(settings: Settings) -> bool:
 
 def needs_critic(settings: Settings) -> bool:
     """Return whether a critic is trained. Unknown for a user's own advantage: False."""
-    return ADVANTAGES_OF_TOKENS.get(settings.learner.advantage or "", False)
+    return is_trained(settings) and ADVANTAGES_OF_TOKENS.get(settings.learner.advantage or "", False)
 
 
 def needs_reference(settings: Settings) -> bool:
     """Return whether a step compares the policy with a reference."""
-    return settings.kl.coefficient > 0.0
+    return is_trained(settings) and settings.kl.coefficient > 0.0
 
 
 def is_reference_the_base(settings: Settings) -> bool:

@@ -38,6 +38,13 @@ def test_equals_sign_inside_a_path_names_no_set() -> None:
     assert [(one.name, one.data) for one in settings.eval.sets] == [("b", "./x=2/b.jsonl")]
 
 
+def test_model_of_a_run_is_that_of_its_newest_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "latest" / "model").mkdir(parents=True)
+    given = Namespace(model=str(tmp_path), sets=["a.jsonl"], samples=1, num_prompts=9, dir="runs")
+    settings = load_settings(None, options_of(given, "mine"))
+    assert settings.policy.model == str(tmp_path / "checkpoints" / "latest" / "model")
+
+
 def test_scores_are_read_by_set_and_shown_with_their_errors(tmp_path: Path) -> None:
     line = {"step": 0, "eval_step": 0, "eval/a/reward": 0.5, "eval/a/reward_error": 0.125, "eval/b/x/reward": 1.0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")

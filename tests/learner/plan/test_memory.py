@@ -65,6 +65,11 @@ def test_critic_counts_at_its_own_stage_and_the_reference_whole() -> None:
     assert rank_memory(given, Sizes(ModelSize(1000))) == of_policy + of_critic + Memory(4 * 1000)
 
 
+def test_model_that_is_only_scored_takes_its_weights_alone() -> None:
+    sections = {"learner": {"recipe": "ppo"}, "kl": {"coefficient": 0.1}, "run": {"max_steps": 0}}
+    assert rank_memory(settings(**sections), Sizes(SHAPED)) == Memory(4 * 1000)
+
+
 def test_models_that_the_settings_name_count_by_their_own_sizes() -> None:
     given = settings(learner={"recipe": "ppo"})
     sizes = Sizes(ModelSize(1000), critic=ModelSize(50), reference=ModelSize(7))
