@@ -5,9 +5,8 @@ import re
 import pytest
 
 from tests.fakes.tiny_models import byte_tokenizer
-from tests.flow.ended_run import assert_same_weights, run
 from tests.flow.flow_cluster import FlowCluster
-from tests.flow.user_run import Bring, each_trained_once
+from tests.flow.user_run import Bring, assert_same_weights, each_trained_once, run
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 

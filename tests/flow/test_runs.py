@@ -11,9 +11,8 @@ import pytest
 
 from tests.fakes.http_servers import Answer, Received, ScriptedServer
 from tests.fakes.tiny_models import byte_tokenizer
-from tests.flow.ended_run import Ran, assert_same_weights, run
 from tests.flow.flow_cluster import FlowCluster
-from tests.flow.user_run import Bring, each_trained_once, score
+from tests.flow.user_run import Bring, Ran, assert_same_weights, each_trained_once, run, score
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.flow.ended_run import Ran, assert_same_weights, run
 from tests.flow.flow_cluster import FlowCluster
-from tests.flow.user_run import Bring, bring, each_trained_once
+from tests.flow.user_run import Bring, Ran, assert_same_weights, bring, each_trained_once, run
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 

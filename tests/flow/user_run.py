@@ -5,6 +5,8 @@
 
 import json
 import sqlite3
+import subprocess
+import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
@@ -16,6 +18,7 @@ import yaml
 
 from tests.fakes.http_servers import Answer, Received
 from tests.fakes.tiny_models import make_tiny_model
+from tests.flow.flow_cluster import FlowCluster
 
 NUM_PROMPTS = 64
 GROUPS_PER_STEP = 2
@@ -157,3 +160,29 @@ class Left:
 def each_trained_once(num_steps: int) -> dict[int, tuple[int, int]]:
     """Return what `Left.trained` is when every step had its own prompts, each with all of its samples."""
     return dict.fromkeys(range(1, num_steps + 1), (GROUPS_PER_STEP, GROUPS_PER_STEP * GROUP_SIZE))
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run that ended. started_at: of its command, Unix seconds."""
+
+    command: "subprocess.CompletedProcess[str]"
+    left: Left
+    started_at: float
+
+
+def run(cluster: FlowCluster, user: Bring, name: str, **settings: object) -> Ran:
+    """Return a run of the user's with these settings, `__` for the dot in their names; it has ended well."""
+    overrides = {key.replace("__", "."): value for key, value in settings.items()}
+    started_at = time.time()
+    command = cluster.run(*user.options(name, overrides))
+    assert command.returncode == 0, command.stdout + command.stderr
+    return Ran(command, user.left(name), started_at)
+
+
+def assert_same_weights(ran: Ran) -> None:
+    """At staleness 0 behaviour and learner logprobs of the same tokens differ by rounding alone."""
+    differences = [line["logprob_difference_max"] for line in ran.left.metrics if line["step"] > 0]
+    print(f"largest logprob difference in each step: {differences}")
+    assert len(differences) == 3
+    assert all(0 <= difference < 1e-3 for difference in differences)

@@ -2,8 +2,7 @@
 
 import statistics
 
-from tests.gpu.finding import Finding, Machine, Part
-from tests.gpu.timing import seconds_of
+from tests.gpu.finding import Finding, Machine, Part, seconds_of
 
 
 def show(machine: Machine) -> Finding:

@@ -3,8 +3,7 @@
 import statistics
 from typing import Any
 
-from tests.gpu.finding import Finding, Machine, Part, unchecked
-from tests.gpu.timing import seconds_of
+from tests.gpu.finding import Finding, Machine, Part, seconds_of, unchecked
 
 _NUM_PUSHES = 5
 

@@ -1,8 +1,7 @@
 """Memory and speed of forward and backward passes over packed trajectories, at the sizes of published models."""
 
-from tests.gpu.finding import Finding, Machine, Part
+from tests.gpu.finding import Finding, Machine, Part, seconds_of
 from tests.gpu.learner_step import _NEEDS
-from tests.gpu.timing import seconds_of
 
 _TOKENS = 16_384
 # Dense bfloat16 FLOP/s of the data sheets, by what torch calls the card.
