@@ -17,7 +17,8 @@ SmallFiles = Mapping[str, bytes]
 """File name -> content."""
 
 MAX_BYTES = 128 << 20  # the largest tokenizers have 40 MB
-_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".vocab"}
+_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".vocab", ".bpe"}
+_TEMPLATES = "additional_chat_templates"  # folder of transformers, with one file per named template
 _CODE_SUFFIX = ".py"
 
 
@@ -29,7 +30,7 @@ def read_small_files(folder: Path, *, with_code: bool) -> dict[str, bytes]:
     """
     files: dict[str, bytes] = {}
     num_bytes = 0
-    for path in sorted(folder.iterdir()):
+    for path in sorted([*folder.iterdir(), *(folder / _TEMPLATES).glob("*.jinja")]):
         if not _is_small(path, with_code):
             continue
         num_bytes += path.stat().st_size
@@ -38,7 +39,7 @@ def read_small_files(folder: Path, *, with_code: bool) -> dict[str, bytes]:
                 f"The model folder {folder} has more than {MAX_BYTES >> 20} MiB of files other than weights, up to "
                 f"{path.name}. These are sent to every node. Remove the files that the model does not need."
             )
-        files[path.name] = path.read_bytes()
+        files[path.relative_to(folder).as_posix()] = path.read_bytes()
     return files
 
 
@@ -67,7 +68,8 @@ def write_small_files(files: SmallFiles) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in files.items():
-            path = folder / _plain_name(name)
+            path = folder / _checked_name(name)
+            path.parent.mkdir(exist_ok=True, mode=0o700)
             # The content is compared: a file may be empty after a loss of power.
             if not path.is_file() or path.read_bytes() != content:
                 with replacing(path, writer=str(os.getpid())) as aside:
@@ -90,7 +92,7 @@ def _is_small(path: Path, with_code: bool) -> bool:
     return path.suffix in _SUFFIXES or (with_code and path.suffix == _CODE_SUFFIX)
 
 
-def _plain_name(name: str) -> str:
-    if name != Path(name).name:
+def _checked_name(name: str) -> str:
+    if name.removeprefix(f"{_TEMPLATES}/") != Path(name).name:
         raise ValueError(f"small model files: {name!r} is not a plain file name")
     return name

@@ -20,6 +20,7 @@ from rollout.environments.base import MakeEnvironment, SingleTurn
 from rollout.environments.openrlhf.load import load_agent
 from rollout.environments.search import Search
 from rollout.environments.tool_use.tool_use import make_tool_use
+from rollout.environments.user_modules import forget_user_modules
 from rollout.environments.verl.load import load_verl_tools
 
 BUNDLED: dict[str, Callable[[ToolsSettings], MakeEnvironment]] = {
@@ -36,12 +37,13 @@ OF_FILES: dict[str, Callable[[Path, ToolsSettings], MakeEnvironment]] = {
 
 
 def load_environment(name: str, tools: ToolsSettings | None = None) -> MakeEnvironment:
-    """Return the environment's class, or a function that makes its objects. Runs a user's module.
+    """Return the environment's class, or a function that makes its objects. Runs a user's modules from their files.
 
     tools: the run's settings; None: the defaults. Raises: SettingsError with the reason.
     """
     if name in BUNDLED:
         return BUNDLED[name](tools or ToolsSettings())
+    forget_user_modules()
     if (file := environment_file(name)) is not None:
         kind, path = file
         return OF_FILES[kind](Path(path), tools or ToolsSettings())

@@ -42,12 +42,14 @@ class ChatTokens:
     def prompt(self, prompt: Prompt) -> list[int]:
         """Return a prompt's tokens: of a text by the tokenizer's defaults, of messages by the model's template.
 
-        A RenderedText gets no further special tokens.
+        A RenderedText, and a text that begins with the name of the first token, get no further special tokens.
 
         Raises: NeighbourError("prompt") when the template or the tokenizer refuses it.
         """
         if isinstance(prompt, str):
-            return self._encode(prompt, PROMPT, add_special_tokens=not isinstance(prompt, RenderedText))
+            first = str(getattr(self._tokenizer, "bos_token", None) or "")
+            is_whole = isinstance(prompt, RenderedText) or (first != "" and prompt.startswith(first))
+            return self._encode(prompt, PROMPT, add_special_tokens=not is_whole)
         chat = prompt if isinstance(prompt, Chat) else Chat(prompt, [])
         chat = Chat(_with_texts(chat.messages, PROMPT), chat.tools)
         try:

@@ -92,13 +92,9 @@ class Services(ClosedAtExit):
         return McpTools(self._spec.tools.mcp)
 
     def _render(self, messages: Messages) -> str:
-        """Return chat messages in the model's template, without a BOS that the tokenizer adds to every text."""
-        text = str(
-            self._tokenizer.apply_chat_template(with_texts(messages), add_generation_prompt=True, tokenize=False)
-        )
-        bos = getattr(self._tokenizer, "bos_token", None)
-        has_two = bool(bos) and self._tokenizer.encode("")[:1] == [self._tokenizer.bos_token_id]
-        return text.removeprefix(str(bos)) if has_two else text
+        """Return chat messages in the model's template."""
+        messages = with_texts(messages)
+        return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
 
 def _open_rewards(rewards: RewardsSettings, node: Node, is_given: bool) -> RewardClient | NoRewards:

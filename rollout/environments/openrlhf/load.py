@@ -78,7 +78,7 @@ def _function_agents(code: CodeType, path: Path) -> Callable[[], Agent]:
 def _run(code: CodeType, path: Path) -> Any:
     module = ModuleType(f"agent_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}")
     module.__file__ = str(path)
-    sys.modules.setdefault(module.__name__, module)  # dataclasses look their module up here
+    sys.modules[module.__name__] = module  # dataclasses look their module up here
     exec(code, vars(module))  # noqa: S102  the user's own file
     return module
 

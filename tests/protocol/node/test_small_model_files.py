@@ -8,13 +8,17 @@ from protocol.errors import OperatorError
 from protocol.node import small_model_files
 from protocol.node.small_model_files import read_small_files, small_files_digest, write_small_files
 
+SMALL = {"config.json", "tokenizer.json", "chat_template.jinja", "tokenizer.model", "vocab.bpe",
+         "additional_chat_templates/tool_use.jinja"}  # fmt: skip
+
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SLUICE_HOME", str(tmp_path / "home"))
     folder = tmp_path / "model"
-    (folder / "onnx").mkdir(parents=True)
-    for name in ("config.json", "tokenizer.json", "chat_template.jinja", "modeling_mine.py", "tokenizer.model"):
+    for inner in ("onnx", "additional_chat_templates"):
+        (folder / inner).mkdir(parents=True)
+    for name in (*SMALL, "modeling_mine.py"):
         (folder / name).write_bytes(name.encode() + b"\xff")
     for name in (
         "model.safetensors",
@@ -29,9 +33,8 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("with_code", [True, False])
 def test_weights_their_index_and_untrusted_code_are_left_out(model: Path, with_code: bool) -> None:
-    expected = {"chat_template.jinja", "config.json", "tokenizer.json", "tokenizer.model"}
     files = read_small_files(model, with_code=with_code)
-    assert set(files) == expected | ({"modeling_mine.py"} if with_code else set())
+    assert set(files) == SMALL | ({"modeling_mine.py"} if with_code else set())
     assert files["tokenizer.model"] == b"tokenizer.model\xff"
 
 
@@ -39,7 +42,8 @@ def test_written_files_are_the_ones_that_were_read_and_damaged_ones_are_written_
     files = read_small_files(model, with_code=True)
     for _ in range(2):
         folder = write_small_files(files)
-        assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+        written = (path for path in folder.rglob("*") if path.is_file())
+        assert {path.relative_to(folder).as_posix(): path.read_bytes() for path in written} == files
         (folder / "config.json").write_bytes(b"")  # a loss of power
     assert read_small_files(write_small_files(files), with_code=True) == files
 
@@ -66,5 +70,6 @@ def test_disk_that_cannot_be_written_is_named(model: Path, tmp_path: Path) -> No
 
 
 def test_name_that_leaves_the_folder_is_refused(model: Path) -> None:
-    with pytest.raises(ValueError, match="is not a plain file name"):
-        write_small_files({"../config.json": b"{}"})
+    for name in ("../config.json", "additional_chat_templates/../config.json", "/config.json"):
+        with pytest.raises(ValueError, match="is not a plain file name"):
+            write_small_files({name: b"{}"})

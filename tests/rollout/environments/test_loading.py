@@ -1,13 +1,16 @@
-"""An environment's file is a user's code: whatever it does when it is read is told in one sentence."""
+"""Loading of users' files: their errors are one sentence, and each run plays the files as they are now."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protocol.errors import SettingsError
 from protocol.settings.paths import FILE_ENVIRONMENTS
 from protocol.settings.rollout import BUNDLED_ENVIRONMENTS
+from protocol.settings.tools import ToolsSettings
 from rollout.environments.agents import PlayedByAgents
+from rollout.environments.base import Resources, Task
 from rollout.environments.loading import BUNDLED, OF_FILES, load_environment
 
 
@@ -34,3 +37,53 @@ def test_program_of_agents_is_a_function_of_a_file(tmp_path: Path) -> None:
         load_environment(f"agent:{script}:other")
     with pytest.raises(SettingsError, match=r"expected agent:FILE\.py:function\."):
         load_environment(f"agent:{script}")
+
+
+_GAME = """
+from edited_reader import text
+class Game:
+    stop = ()
+    def __init__(self, resources): pass
+    async def reset(self, task): return "{version} " + text
+    async def step(self, turn): ...
+"""
+_TOOL = """
+from verl.tools.base_tool import BaseTool
+class Echo(BaseTool):
+    async def execute(self, instance_id, parameters, **options): return "{version}", 0.0, {{}}
+"""
+_TOOLS = """
+tools:
+- class_name: edited_tool.Echo
+  tool_schema: {type: function, function: {name: echo, parameters: {type: object, properties: {}}}}
+"""
+
+
+@pytest.mark.parametrize("kind", ["module", "file", "verl_tools"])
+async def test_run_plays_users_files_as_they_are_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "tools.yaml").write_text(_TOOLS)
+    names = {
+        "module": "edited_game:Game",
+        "file": f"{tmp_path / 'edited_game.py'}:Game",
+        "verl_tools": f"verl_tools:{tmp_path / 'tools.yaml'}",
+    }
+
+    async def play() -> str:
+        made: Any = load_environment(names[kind], ToolsSettings())
+        if kind == "verl_tools":
+            return str((await made.make_toolbox(Resources(1)).answer("echo", {})).text)
+        return str(await made(Resources(1)).reset(Task("", None, {})))
+
+    load_environment("single_turn")
+    played = []
+    for version in ("first", "second"):
+        (tmp_path / "edited_game.py").write_text(_GAME.format(version=version))
+        (tmp_path / "edited_reader.py").write_text(f"text = {version!r}\n")
+        (tmp_path / "edited_tool.py").write_text(_TOOL.format(version=version))
+        played.append(await play())
+
+    each = ["first", "second"]
+    assert played == (each if kind == "verl_tools" else [f"{version} {version}" for version in each])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from protocol.errors import NeighbourError
@@ -266,3 +267,13 @@ def test_reply_begins_behind_the_names_that_the_policy_wrote_at_its_turns_end(wr
     last_token = tokenizer.convert_tokens_to_ids(written)
     tokens, _ = ChatTokens(tokenizer).reply([{"role": "tool", "content": "Paris"}], [], last_token, 1000)
     assert tokenizer.decode(tokens) == f"{left}Paris<|endoftext|><|im_end|><|im_start|>"
+
+
+@pytest.mark.parametrize("prompt", ["hello", "<|im_start|>hello"])
+def test_text_prompt_has_one_first_token(prompt: str) -> None:
+    tokenizer = byte_level()
+    tokenizer.bos_token = "<|im_start|>"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", tokenizer.bos_token_id)]
+    )
+    assert tokenizer.decode(ChatTokens(tokenizer).prompt(prompt)) == "<|im_start|>hello"

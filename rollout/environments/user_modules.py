@@ -1,0 +1,43 @@
+"""Modules of users, imported again for each run: a server outlives runs, and users edit their files between them.
+
+Installed packages, Sluice's own packages and modules that the process had before its first run stay. So does a package
+with compiled parts, which a process can import only once.
+"""
+
+import importlib
+import sys
+import sysconfig
+from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+_OWN = frozenset({"deploy", "learner", "protocol", "retriever", "rewards", "rollout"})
+_INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
+_STANDARD_LIBRARY = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+_first_modules: set[str] = set()
+
+
+def forget_user_modules() -> None:
+    """Drop users' modules, so that the next import reads their files. The first call drops none."""
+    if not _first_modules:
+        _first_modules.update(sys.modules)
+    for name in list(_user_modules()):
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def _user_modules() -> Iterator[str]:
+    files = {
+        name: path
+        for name, module in sys.modules.items()
+        if name not in _first_modules and (path := getattr(module, "__file__", None))
+    }
+    compiled = {_package(name) for name, path in files.items() if path.endswith(tuple(EXTENSION_SUFFIXES))}
+    for name, path in files.items():
+        is_installed = not _INSTALLED_FOLDERS.isdisjoint(Path(path).parts) or path.startswith(_STANDARD_LIBRARY)
+        if not is_installed and _package(name) not in compiled | _OWN:
+            yield name
+
+
+def _package(name: str) -> str:
+    return name.partition(".")[0]
