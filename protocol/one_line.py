@@ -1,11 +1,16 @@
 """Foreign text as one line that can be logged, sent and shown, without line breaks and unencodable characters."""
 
+import os
 import re
 import sysconfig
 import traceback
+from pathlib import Path
 
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 _BREAKS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]+")
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+_CHECKOUT = Path(__file__).resolve().parents[1]
+_ROOMS = ("protocol", "learner", "rollout", "rewards", "retriever", "deploy")
+_SLUICE = tuple(f"{_CHECKOUT / room}{os.sep}" for room in _ROOMS)
 
 
 def one_line(text: object, max_characters: int = 500) -> str:
@@ -30,7 +35,7 @@ def first_line(error: BaseException | None) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an exception as one line: type, text and the line of code that raised it.
+    """Return an exception as one line: type, text and the line of code that raised it, a user's line if there is one.
 
     Example: "KeyError: 'board' (/home/me/my_env.py:12)"
     """
@@ -39,8 +44,15 @@ def describe_error(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return "FILE:LINE" of the last call outside of Python and installed packages, else of the last one."""
+    """Return FILE:LINE of the innermost call in a user's file, else outside of installed packages, else of all."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [each for each in frames if not each.filename.startswith(_INSTALLED) and each.filename[:1] != "<"]
-    last = (own or frames)[-1:]
-    return "".join(f"{each.filename}:{each.lineno}" for each in last)
+    own = [frame for frame in frames if not frame.filename.startswith((*_INSTALLED, "<"))]
+    return user_line(error) or "".join(f"{frame.filename}:{frame.lineno}" for frame in (own or frames)[-1:])
+
+
+def user_line(error: BaseException) -> str | None:
+    """Return FILE:LINE of the innermost call in a user's file; None when all calls are Sluice's or a library's."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(os.sep) and not frame.filename.startswith((*_INSTALLED, *_SLUICE)):
+            return f"{frame.filename}:{frame.lineno}"
+    return None

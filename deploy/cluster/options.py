@@ -21,7 +21,8 @@ _ONE_START_ONLY = ("start_timeout_s", "wait_nodes", "block", "join")  # options 
 _ALIASES = {"ray_port": ("--port",)}
 _WHERE_TO_LOOK = "Give this node's, on the network that the nodes share; `ip -brief address` lists them."
 
-# A port range is divided: ten ports for Ray's own processes, half of the rest for its workers, the other half for ours.
+# A port range is divided: ten ports for Ray's processes and the services, half of the rest for Ray's workers, the other
+# half for our processes.
 _RAY_PROCESSES = (
     "node-manager",
     "object-manager",
@@ -30,6 +31,7 @@ _RAY_PROCESSES = (
     "runtime-env-agent",
     "metrics-export",
 )
+_SERVICES = ("ray_port", "retriever_port", "reward_port")  # options whose ports follow those of Ray's processes
 _NUM_RAY_PORTS = 10
 _MIN_PORTS = 200  # Ray starts a worker, with a port of its own, for each CPU and each actor
 _LOWEST_PORT = 1024
@@ -37,7 +39,10 @@ _LOWEST_PORT = 1024
 
 @dataclass(frozen=True)
 class PortRange:
-    """The ports first..last. Example: 20000-20999 gives Ray 20000-20009, its workers 20010-20504, us 20505-20999."""
+    """The ports first..last.
+
+    Example: 20000-20999 gives Ray's processes and the services 20000-20009, Ray's workers 20010-20504, us 20505-20999.
+    """
 
     first: int
     last: int
@@ -53,6 +58,11 @@ class PortRange:
         """Flags of `ray start` for its processes and workers on each node."""
         workers = {"--min-worker-port": self.first + _NUM_RAY_PORTS, "--max-worker-port": self._first_of_ours - 1}
         return {**{f"--{name}-port": self.first + place for place, name in enumerate(_RAY_PROCESSES)}, **workers}
+
+    @property
+    def service_ports(self) -> dict[str, int]:
+        """Ports of the Ray head, the retriever and the reward server, by option, where these are not given."""
+        return {option: self.first + len(_RAY_PROCESSES) + place for place, option in enumerate(_SERVICES)}
 
     @property
     def ray_client_port(self) -> int:
@@ -76,10 +86,10 @@ class StartOptions:
     address: Annotated[str | None, "join this Ray head; without it this node is the head", "HEAD:6379"] = None
     join: Annotated[Path | None, "join the cluster whose head wrote this file", "FILE"] = None
     node_ip: Annotated[str, "this node's address for the others (head: 127.0.0.1, closed to others)", "IP"] = LOOPBACK
-    ray_port: Annotated[int, "port of the Ray head (default: 6379)"] = 6379
-    retriever_port: Annotated[int, "port of this node's retriever (default: 8000)"] = 8000
-    reward_port: Annotated[int, "port of the bundled reward server (default: 8001)"] = 8001
-    ports: Annotated[PortRange | None, "range for other ports between nodes (default: any)", "FIRST-LAST"] = None
+    ray_port: Annotated[int, "port of the Ray head (default: 6379, or of --ports)"] = 6379
+    retriever_port: Annotated[int, "port of this node's retriever (default: 8000, or of --ports)"] = 8000
+    reward_port: Annotated[int, "port of the bundled reward server (default: 8001, or of --ports)"] = 8001
+    ports: Annotated[PortRange | None, "range that holds all ports of this node (default: any)", "FIRST-LAST"] = None
     retriever_script: Annotated[Path | None, "your own retriever, in place of launch_retriever.sh", "FILE"] = None
     open_retriever: Annotated[bool, "the retriever asks programs of this machine for no token"] = False
     corpus_path: Annotated[Path | None, 'documents {"id", "contents"} (default: the quick start\'s)', "JSONL"] = None
@@ -127,6 +137,7 @@ def read_start_options(arguments: Sequence[str], remembered: Mapping[str, Any] |
         name: value for name, value in (_not_overruled(remembered or {}, given) | given).items() if value is not None
     }
     chosen |= {name: read(chosen[name]) for name, read in _READERS.items() if name in chosen}
+    chosen = (chosen["ports"].service_ports if "ports" in chosen else {}) | chosen
     if "join" in chosen:
         chosen["address"] = read_join_file(chosen["join"]).ray_address
     options = StartOptions(**chosen)
@@ -252,6 +263,7 @@ def _not_overruled(remembered: Mapping[str, Any], given: Mapping[str, Any]) -> d
         ("no_reward", "reward_scorer"),
         ("address", "node_ip"),  # this node's address depends on the network of the head
         ("join", "node_ip"),
+        *(("ports", name) for name in _SERVICES),
         *((way, f"dashboard_{part}") for way in ("address", "join") for part in ("port", "host")),  # the head's
     ):
         if option in given:
@@ -314,7 +326,8 @@ def _port_problems(options: StartOptions) -> Iterator[str]:
     for flag, port in ports.items():
         if not 1 <= port <= 65535:
             yield f"{flag} {port} is not a port. Use 1 to 65535."
-        if options.ports is not None and port in options.ports:
+        own = {} if options.ports is None else options.ports.service_ports
+        if options.ports is not None and port in options.ports and port not in own.values():
             yield f"{flag} {port} is one of --ports {options.ports}. Use a port outside the range."
     if len(set(ports.values())) < len(ports):
         listed = ", ".join(f"{flag} {port}" for flag, port in ports.items())

@@ -188,15 +188,26 @@ def _await_nodes(state: ClusterState, options: StartOptions) -> None:
 
 
 def _check_ports(options: StartOptions, kept: Mapping[str, ProcessRecord], known: ClusterState | None = None) -> None:
-    """Raise OperatorError for another machine's address, or for a port in use.
+    """Raise OperatorError for another machine's address, or for all ports in use.
 
     known: the cluster that still runs; its own ports are not checked, because some of its processes will end.
     """
     if "ray" not in kept:
         check_port("cluster", options.node_ip, _ANY_PORT, "--node-ip")
+    problems = []
     for service, host, port, flag in _listeners(options, kept):
         if known is None or not _has_port(known, port):
-            check_port(service, host, port, flag)
+            try:
+                check_port(service, host, port, flag)
+            except OperatorError as error:
+                problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        listed = "".join(f"\n- {problem}" for problem in problems)
+        raise OperatorError(
+            f"{len(problems)} ports cannot be used; --ports FIRST-LAST, such as 20000-20999, moves all:{listed}"
+        )
 
 
 def _listeners(options: StartOptions, kept: Mapping[str, ProcessRecord]) -> Iterator[tuple[str, str, int, str]]:

@@ -16,8 +16,8 @@ from deploy.fleet.servers import (
     LongestWait,
     call_server,
     describe_server,
+    find_cause,
     host_class,
-    read_log_tail,
     remove_server,
     server_names,
     stop_server,
@@ -194,9 +194,9 @@ class Fleet:
             with self._wait.waiting_for(name, f"load its model on node {where['node_ip']}"):
                 await call_server(name, handle.start.remote(files), _START_S)
         except NeighbourError as error:
-            log = await read_log_tail(handle)
+            cause = (await find_cause(handle, error.detail)).rstrip(".")
             await remove_server(name)
-            raise NeighbourError(name, f"did not start: {error}{log} Log: {where['log'] or 'none yet'}") from None
+            raise NeighbourError(name, f"did not start: {cause}. Log: {where['log'] or 'none yet'}") from None
         except BaseException:
             await remove_server(name)
             raise

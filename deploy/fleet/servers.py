@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import gc
 import os
+import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,7 @@ from ray.util import list_named_actors
 from deploy.fleet.processes import assigned_here, this_node
 from protocol.errors import AwayError, NeighbourError, OperatorError
 from protocol.node.home import read_cluster
+from protocol.one_line import one_line
 from protocol.ray_calls import NAMESPACE, SERVER_PREFIX, naming_ray_errors
 
 _T = TypeVar("_T")
@@ -24,7 +26,10 @@ _ANSWER_S = 20.0
 _STOP_S = 30.0
 _AGAIN_S = 0.2
 _SHORT_S = 3.0
-_TAIL_LINES = 12
+_TAIL_LINES = 2
+_CAUSE_LENGTH = 300
+# The last line of a traceback, with or without the marks of a log before it: "ValueError: no room".
+_EXCEPTION = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception): .+)")
 
 
 class HostedServer:
@@ -55,9 +60,14 @@ class HostedServer:
         except OperatorError:  # the cluster is being stopped
             return {**where, "shared_retriever_url": None}
 
-    async def log_tail(self) -> str:
-        """Return the last lines of this process and its engine, from standard output and standard error."""
-        return " | ".join(line for descriptor in (1, 2) for line in _last_lines(descriptor))
+    async def find_cause(self, reported: str) -> str:
+        """Return the last exception in the logs of this process and its engine that `reported` does not have.
+
+        Without one `reported`, and the last lines of the logs.
+        """
+        lines = [line for descriptor in (1, 2) for line in _log_lines(descriptor)]
+        tail = " | ".join(lines[-_TAIL_LINES:])
+        return last_exception(lines, reported) or (f"{reported}. The end of its log: {tail}" if tail else reported)
 
 
 def host_class(server_class: str) -> type:
@@ -143,13 +153,21 @@ async def remove_server(name: str) -> None:
         raise NeighbourError(name, f"was still there {_STOP_S:g} s after it was ended") from None
 
 
-async def read_log_tail(handle: Any) -> str:
-    """Return the end of a server's log as a sentence that follows another."""
+async def find_cause(handle: Any, reported: str) -> str:
+    """Return the cause of a failed start by the server's log; `reported` when it has none or does not answer."""
     try:
-        tail = str(await call_server("", handle.log_tail.remote(), _ANSWER_S))
+        return str(await call_server("", handle.find_cause.remote(reported), _ANSWER_S)) or reported
     except NeighbourError:
-        return "."
-    return f". The end of its log: {tail}." if tail else "."
+        return reported
+
+
+def last_exception(lines: Sequence[str], reported: str) -> str:
+    """Return the last exception line of a log that `reported` does not have; "" without one.
+
+    An engine's parent process reports only that the engine failed: the cause is in the engine's own lines.
+    """
+    found = [one_line(match.group(1), _CAUSE_LENGTH) for line in lines if (match := _EXCEPTION.search(line))]
+    return next((each for each in reversed(found) if each not in reported), "")
 
 
 async def call_server(name: str, reference: Awaitable[_T], timeout_s: float) -> _T:
@@ -164,9 +182,9 @@ def _own_log() -> str:
     return os.readlink("/proc/self/fd/2")
 
 
-def _last_lines(descriptor: int) -> list[str]:
-    """Return the last lines of the file behind an output of this process; an empty list when it is not a file."""
+def _log_lines(descriptor: int) -> list[str]:
+    """Return the lines of the file behind an output of this process; an empty list when it is not a file."""
     path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     # Ray writes marks for its own log reader between the lines: ":job_id:...", ":actor_name:...".
-    return [line.strip() for line in lines if line.strip() and not line.startswith(":")][-_TAIL_LINES:]
+    return [line.strip() for line in lines if line.strip() and not line.startswith(":")]

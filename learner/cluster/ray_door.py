@@ -72,6 +72,7 @@ def _node(found: Mapping[str, Any]) -> Node:
         node_id=str(found["NodeID"]),
         resources=without_names_of_ray(resources),
         gpu_bytes=next((size for kind, size in _GPU_BYTES.items() if f"accelerator_type:{kind}" in resources), None),
+        num_cpus=int(resources.get("CPU", 0)) or None,
         is_head="node:__internal_head__" in resources,
     )
 

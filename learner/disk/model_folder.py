@@ -10,6 +10,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from learner.disk.run_folder import CHECKPOINTS
 from protocol.errors import SettingsError
 from protocol.settings.policy import LoraSettings
 from protocol.settings.settings import Settings
@@ -139,9 +140,9 @@ def _check_model(folder: Path, setting: str, name: str) -> None:
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except FileNotFoundError:
-        raise SettingsError(
-            f"settings: {setting} = {name} has no config.json. Give a Hugging Face model folder."
-        ) from None
+        of_run = folder / CHECKPOINTS / "latest" / "model"
+        cure = f"It is a run folder: give {of_run}" if of_run.is_dir() else "Give a Hugging Face model folder"
+        raise SettingsError(f"settings: {setting} = {name} has no config.json. {cure}.") from None
     except (OSError, ValueError) as error:
         raise SettingsError(f"settings: {setting} = {name}: its config.json is not JSON: {error}.") from None
     if not isinstance(config, dict):

@@ -87,14 +87,14 @@ class LiveView:
                 self._write_line("INFO ", "step", describe_step(line), at_s=line.get("at_s"))
         self._draw(is_forced=False)
 
-    def message(self, text: str) -> None:
-        """Show a warning: as a line, or in the panel until three newer ones arrive."""
+    def message(self, text: str, level: str = "WARN") -> None:
+        """Show a message: as a line, or in the panel until three newer ones arrive. level: INFO, WARN or ERROR."""
         text = one_line(text)
         self._messages.append((time.time(), text))
         if self._is_terminal:
             self._draw(is_forced=True)
         else:
-            self._write_line("WARN ", text)
+            self._write_line(f"{level:5}", text)
 
     def _draw(self, *, is_forced: bool) -> None:
         now = time.monotonic()

@@ -81,6 +81,17 @@ def rank_memory(settings: Settings, sizes: Sizes) -> Memory:
     return total + Memory(activations, passing=activations)
 
 
+def loading_bytes(settings: Settings, sizes: Sizes) -> int:
+    """Return the host memory of rank 0 while it reads its largest model, before the ranks divide it.
+
+    The other ranks have weights without memory until they get their part.
+    """
+    models = [sizes.policy]
+    models += [sizes.critic or sizes.policy] if needs_critic(settings) else []
+    models += [sizes.reference or sizes.policy] if needs_reference(settings) else []
+    return max(model.parameters for model in models) * BYTES[settings.policy.dtype]
+
+
 def trained_memory(size: ModelSize, dtype: str, zero_stage: int, num_ranks: int, offload: Offload) -> Memory:
     """Return one rank's memory of a trained model, without activations. zero_stage: the effective stage."""
     trained = size.adapters or size.parameters

@@ -20,6 +20,7 @@ class Node:
     resources: Mapping[str, float] = field(default_factory=dict)  # custom resources
     gpu_bytes: int | None = None  # memory of each GPU; None: unknown
     host_bytes: int | None = None  # memory of the machine; None: unknown
+    num_cpus: int | None = None  # CPU cores that Ray counts; None: unknown
     is_head: bool = False  # True: Ray's head
 
 
@@ -35,6 +36,7 @@ class Processes:
     besides: str  # further memory, in words
     host_bytes: int = 0  # host memory of each process on a GPU
     copy_bytes: int = 0  # part of host_bytes: a push's second copy of the weights
+    loading_bytes: int = 0  # host memory of the first process while it loads a model
     state_bytes: int = 0  # permanent part of memory_bytes: a process with less does not start
     resources: Mapping[str, float] = field(default_factory=dict)  # custom resources
     places: tuple[Node, ...] = ()  # node of each process, in order; empty without a cluster

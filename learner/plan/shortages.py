@@ -115,6 +115,16 @@ def host_memory_shortages(ranks: Processes, servers: Processes) -> list[Shortage
     return []
 
 
+def loading_shortages(ranks: Processes) -> list[Shortage]:
+    """Return the node of rank 0 when its memory is smaller than the whole model, which rank 0 reads there."""
+    first = ranks.places[0]
+    if first.host_bytes is None or ranks.loading_bytes <= first.host_bytes:
+        return []
+    needs = f"{ranks.loading_bytes / _GB:.0f} GB of host memory on the node of rank 0, which reads the whole model"
+    cure = "Place the ranks on nodes with more memory (placement.ranks.resources)"
+    return [Shortage("learner ranks", needs, first.node_ip, f"{first.host_bytes / _GB:.0f} GB", cure)]
+
+
 def shared_device_shortages(ranks: Processes, servers: Processes) -> list[Shortage]:
     """Return where ranks and servers that take turns do not fit on a GPU, or in the host's memory between turns.
 

@@ -25,8 +25,9 @@ def show_plan(topology: Topology, title: str, facts: Sequence[str]) -> None:
         console.print(_totals(topology), soft_wrap=True)
         if topology.shares_devices:
             console.print(_turns(topology), soft_wrap=True)
-        if words := tight_words(topology):
-            console.print(words, soft_wrap=True)
+        for words in (describe_loading(topology), tight_words(topology), describe_crowded(topology)):
+            if words:
+                console.print(words, soft_wrap=True)
     else:
         console.print(
             "No Sluice cluster runs here: GPUs are as in the settings, and 0 on a cluster without GPUs.", soft_wrap=True
@@ -66,10 +67,48 @@ def tight_words(topology: Topology) -> str:
     return ""
 
 
+def describe_loading(topology: Topology) -> str:
+    """Return the memory that rank 0 needs only while models load; "" where it is less than a GB."""
+    ranks = topology.ranks
+    if ranks.loading_bytes < _GB:
+        return ""
+    where = f"of {ranks.places[0].node_ip}" if ranks.places else "of its node"
+    return (
+        f"Rank 0 reads the whole model: {_size(ranks.loading_bytes)} in the memory {where} while the ranks load. The "
+        "others receive their part from it."
+    )
+
+
+def describe_crowded(topology: Topology) -> str:
+    """Return a warning about the first node without GPUs that has more ranks and servers than cores; "" without one."""
+    if topology.has_gpus:
+        return ""
+    ranks, servers = topology.ranks.places, topology.servers.places
+    for node in topology.nodes:
+        num = ranks.count(node), servers.count(node)
+        if node.num_cpus is not None and sum(num) > node.num_cpus:
+            each = f"{count_of(num[0], topology.ranks.role)} and {count_of(num[1], topology.servers.role)}"
+            return (
+                f"Node {node.node_ip} has {count_of(node.num_cpus, 'CPU core')} for {each}: they slow each other down. "
+                "Lower learner.num_ranks or rollout.num_servers."
+            )
+    return ""
+
+
+def count_of(number: int, name: str) -> str:
+    """Return a number with a noun: "1 node", "2 nodes"."""
+    return f"{number:,} {name}{'s' * (number != 1)}"
+
+
+def _size(num_bytes: int) -> str:
+    """Return bytes in GB, or in MB below one GB."""
+    return f"{num_bytes / _GB:,.1f} GB" if num_bytes >= _GB else f"{num_bytes / 1e6:,.0f} MB"
+
+
 def _role_row(processes: Processes, is_placed: bool) -> tuple[str, str, str, str, str]:
     gpus = f"{processes.num_gpus:g}{'' if is_placed or not processes.num_gpus else ' (0 without GPUs)'}"
-    memory = f"{processes.memory_bytes / 2**20:,.0f} MiB {processes.besides}"
-    memory += f", {processes.host_bytes / 2**20:,.0f} MiB of host memory" if processes.host_bytes else ""
+    memory = f"{_size(processes.memory_bytes)} {processes.besides}"
+    memory += f", {_size(processes.host_bytes)} of host memory" if processes.host_bytes else ""
     num_nodes = len({id(node) for node in processes.places})
     where = f"{processes.where} on {num_nodes} node{'s' * (num_nodes > 1)}" if num_nodes else _WHERE[processes.where]
     return processes.role, str(processes.count), gpus, memory, where
@@ -86,12 +125,11 @@ def _totals(topology: Topology) -> str:
     taken = sum(_gpus_taken(topology, node) for node in topology.nodes)
     present = sum(node.num_gpus for node in topology.nodes)
     ranks, servers = topology.ranks, topology.servers
-    in_all = (
-        ranks.memory_bytes * ranks.count + servers.memory_bytes * servers.count * max(1, int(servers.num_gpus))
-    ) / _GB
+    in_all = ranks.memory_bytes * ranks.count + servers.memory_bytes * servers.count * max(1, int(servers.num_gpus))
+    idle = f" {count_of(present - taken, 'GPU')} not used." if taken < present else ""
     return (
-        f"In all: {taken} of {present} GPUs, {len(topology.nodes)} nodes; {in_all:,.1f} GB in {ranks.count} ranks and "
-        f"{servers.count} servers, without their KV caches."
+        f"In all: {taken} of {count_of(present, 'GPU')}, {count_of(len(topology.nodes), 'node')}; {_size(in_all)} in "
+        f"{count_of(ranks.count, 'rank')} and {count_of(servers.count, 'server')}, without their KV caches.{idle}"
     )
 
 

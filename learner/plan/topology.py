@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from learner.disk.model_folder import BYTES
 from learner.plan.assign import FreeCapacity, RoleRequest, assign, assign_together, place
-from learner.plan.memory import Sizes, rank_memory
+from learner.plan.memory import Sizes, loading_bytes, rank_memory
 from learner.plan.needs import is_reference_the_base, needs_of, needs_reference
 from learner.plan.processes import Backend, Node, Processes, Topology
 from learner.plan.shortages import (
@@ -13,6 +13,7 @@ from learner.plan.shortages import (
     count_shortages,
     gpu_memory_shortages,
     host_memory_shortages,
+    loading_shortages,
     placing_shortages,
     refuse,
     shared_device_shortages,
@@ -134,6 +135,7 @@ def _ranks(settings: Settings, sizes: Sizes, has_gpus: bool) -> Processes:
         memory_bytes=memory.device if has_gpus else memory.device + memory.host,
         besides="with activations" if sizes.policy.num_layers else "+ activations",
         host_bytes=memory.host if has_gpus else 0,
+        loading_bytes=loading_bytes(settings, sizes),
         state_bytes=memory.device - memory.passing + (0 if has_gpus else memory.host),
         resources=placed.resources,
     )
@@ -173,7 +175,7 @@ def _place_roles(
             shortages = placing_shortages(for_ranks, for_servers, nodes, together=together)
         else:
             ranks, servers = replace(ranks, places=tuple(found[0])), replace(servers, places=tuple(found[1]))
-            shortages = host_memory_shortages(ranks, servers)
+            shortages = host_memory_shortages(ranks, servers) or loading_shortages(ranks)
     has_reference = needs_reference(settings) and not is_reference_the_base(settings)
     whole = "reference" if has_reference and not settings.reference.offload else ""
     refuse([*shortages, *gpu_memory_shortages(ranks, nodes, whole), *gpu_memory_shortages(servers, nodes)])

@@ -5,7 +5,8 @@ Torch and the rank (`learner.rank.rank`) are imported when a method is called, i
 
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -14,13 +15,16 @@ from typing import TYPE_CHECKING
 from learner.checkpoint.manifest import Checkpoint
 from learner.disk.shared_folder import Mark, sees
 from protocol.addresses import listen
+from protocol.errors import NeighbourError, OperatorError
 from protocol.node.home import read_cluster
 from protocol.node.small_model_files import SmallFiles
+from protocol.one_line import describe_error, user_line
 from protocol.settings.settings import Settings
 
 if TYPE_CHECKING:
     from protocol.weights.controls import ServerControls
 
+_log = logging.getLogger(__name__)
 WAITING_FOR_BATCH = "waiting for the batch of step"
 """A rank's phase while servers generate, before a step's number."""
 
@@ -80,7 +84,7 @@ class RankProcess:
 
     def take_place(self, place: RankPlace) -> None:
         """Become this rank, with a log file in the run folder."""
-        log = logging.FileHandler(self._folder / "logs" / f"rank_{place.rank}.log", encoding="utf-8")
+        log = logging.FileHandler(self._log_path(place), encoding="utf-8")
         log.setFormatter(logging.Formatter("%(asctime)s %(levelname)-5s %(name)s  %(message)s"))
         logging.getLogger().addHandler(log)
         logging.getLogger("learner").setLevel(logging.INFO)
@@ -98,13 +102,14 @@ class RankProcess:
         """Meet the other ranks and load the models where the run starts."""
         from learner.rank.start import find_models, join, load, use_threads
 
-        # No rollout server generates on these cores before training begins.
-        use_threads(self._settings, self._place.world_size, num_others=0)
-        self._set_phase("finding the models on this node")
-        folders = find_models(self._settings, self._small_files, is_first=self._place.rank == 0)
-        self._model = folders["policy.model"]
-        self._world = join(self._place, self._settings.learner.rank_timeout_s, self._listener)
-        self._models = load(self._settings, folders, checkpoint, self._set_phase)
+        with self._keeping_tracebacks():
+            # No rollout server generates on these cores before training begins.
+            use_threads(self._settings, self._place.world_size, num_others=0)
+            self._set_phase("finding the models on this node")
+            folders = find_models(self._settings, self._small_files, is_first=self._place.rank == 0)
+            self._model = folders["policy.model"]
+            self._world = join(self._place, self._settings.learner.rank_timeout_s, self._listener)
+            self._models = load(self._settings, folders, checkpoint, self._set_phase)
 
     def push_to(self, servers: tuple[str, ...]) -> None:
         """Use these rollout servers from the next push on. On rank 0."""
@@ -119,7 +124,26 @@ class RankProcess:
         self._servers = run.servers
         place = (self._folder, self._model, run)
         reach = (self._reach_server, lambda: self._servers)
-        return train(self._world, self._models, self._settings, *place, *reach, self._set_phase)
+        with self._keeping_tracebacks():
+            return train(self._world, self._models, self._settings, *place, *reach, self._set_phase)
+
+    @contextmanager
+    def _keeping_tracebacks(self) -> Iterator[None]:
+        """Write the traceback of an exception into this rank's log, because exceptions lose it between processes.
+
+        Raises: NeighbourError with the log's path and, when a user's function raised it, the line of that function.
+        """
+        try:
+            yield
+        except (OperatorError, NeighbourError):
+            raise
+        except Exception as error:
+            _log.exception("this rank failed")
+            detail = f"failed: {describe_error(error)}. Traceback: {self._log_path(self._place)}"
+            raise NeighbourError(f"learner rank {self._place.rank}", detail, user_line(error) or "") from None
+
+    def _log_path(self, place: RankPlace) -> Path:
+        return self._folder / "logs" / f"rank_{place.rank}.log"
 
     def _set_phase(self, phase: str) -> None:
         self._phase = phase

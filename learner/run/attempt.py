@@ -11,6 +11,7 @@ from learner.cluster import fleet, processes, ray_door, servers
 from learner.cluster.cluster_loss import check_cluster
 from learner.plan.topology import plan_topology
 from learner.rank.process import WAITING_FOR_BATCH, RunPlace
+from learner.run.parts import describe_processes
 from learner.run.rank_watch import RankWatch
 from learner.run.servers import RunServers
 from protocol.errors import NeighbourError, OperatorError, SettingsError
@@ -97,7 +98,7 @@ class RunAttempt:
         # A resumed run does not wait for a server that loads its model while others are ready.
         may_be_late = self.start.checkpoint is not None
         ensuring = servers.ensure_servers(engine, plan.servers, may_be_late) if plan.servers.count else None
-        context.view.show_phase(f"starting learner ranks{' and rollout servers' if ensuring else ''}")
+        context.view.show_phase(f"starting {describe_processes(plan)}")
         waiting = {opening: "the coordinator", **({ensuring: "the fleet"} if ensuring else {})}
         self._await(waiting | self._prepare_ranks(folder, borrowing))
         self._attach(opening, engine, ray_door.call(ensuring, "the fleet") if ensuring else [])

@@ -1,7 +1,7 @@
 """`python -m learner.run`: train a policy with the given settings, on the running cluster.
 
-Exit status: 0 after all steps, Ctrl-C or SIGTERM; 1 with one sentence after a failure; 2 for a wrong setting, before
-anything was started.
+Exit status: 0 after all steps or SIGTERM; 1 with one sentence after a failure; 2 for a wrong setting, before anything
+was started; 130 after Ctrl-C.
 """
 
 import argparse
@@ -46,8 +46,9 @@ def main(arguments: Sequence[str]) -> int:
         print(" ".join(str(error).split()) + note, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("Interrupted at once: steps after the last checkpoint are lost.", file=sys.stderr)
-        return 1
+        lost = "steps after the last checkpoint are lost. Give the same command again to resume"
+        print(f"Interrupted at once: {lost}.", file=sys.stderr)
+        return 130
     except Exception as error:  # a bug of ours: one sentence here, the traceback in a file
         sentence = f"learner.run failed with a bug of its own: {type(error).__name__}: {' '.join(str(error).split())}"
         print(f"{sentence}{_save_traceback(error)}", file=sys.stderr)

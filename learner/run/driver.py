@@ -4,6 +4,7 @@
     a process, while the run trains           another attempt, up to run.max_restarts without progress between them
     a process, during a resumed start         one more attempt
     a process, during a first start           the run fails: its settings may be wrong
+    a user's function, twice in one way       the run fails: another attempt would repeat it
     the cluster                               the run fails
 
 Modules that import Ray are imported late: Ray reads its credentials when it is first imported.
@@ -17,15 +18,19 @@ from typing import TYPE_CHECKING
 
 from learner.checkpoint.manifest import RefusedCheckpointError
 from learner.cluster.cluster_loss import describe_cluster_loss
-from learner.disk.run_folder import MetricsReader
+from learner.disk.run_folder import CHECKPOINTS, MetricsReader
 from learner.live.view import LiveView
 from learner.plan.memory import Sizes, read_sizes
 from learner.plan.needs import needs_of
+from learner.plan.shown import describe_crowded
 from learner.plan.topology import plan_topology
+from learner.report.facts import read_run
+from learner.report.headline import make_headline
 from learner.report.write import write_report
 from learner.run.checks.preflight import CheckedRun
 from learner.run.copied_start import copier_of
 from learner.run.pages import MetricsPages
+from learner.run.parts import describe_parts
 from learner.run.start import RunStart, lock_folder, plan_restart, prepare_folder, set_refused_aside
 from learner.run.terminal import say, stop_signals
 from protocol.errors import NeighbourError, OperatorError
@@ -35,7 +40,11 @@ from protocol.settings.run_spec import run_spec
 from protocol.settings.settings import Settings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from learner.run.attempt import RunAttempt, RunContext
+
+_INTERRUPTED = 130  # exit status of a command that Ctrl-C ended
 
 
 @dataclass
@@ -56,6 +65,8 @@ def drive(settings: Settings, checked: CheckedRun) -> int:
     if (loss := describe_cluster_loss(cluster)) is not None:
         raise OperatorError(f"{loss}. Start the cluster with deploy/start_cluster.sh.")
     start, progress = checked.start, _Progress()
+    for part in describe_parts(settings, cluster):
+        say(part)
     os.environ |= cluster.ray_environment()
     from learner.cluster import ray_door
     from learner.run.attempt import RunContext
@@ -68,7 +79,7 @@ def drive(settings: Settings, checked: CheckedRun) -> int:
         contextlib.closing(MetricsPages(settings, start, view)) as pages,
     ):
         for notice in checked.notices:
-            view.message(notice)
+            view.message(notice, "INFO")
         try:
             sizes = read_sizes(settings, checked.model)
             _check_cluster(settings, start, sizes, view)
@@ -81,13 +92,26 @@ def drive(settings: Settings, checked: CheckedRun) -> int:
                 if checked.train is not None:
                     checked.train.save(start.folder)
                 pages.open()
-                ended = _run_attempts(start, context, progress) + _finish_copies(context)
+                ended, last_step = _run_attempts(start, context, progress)
+                ended += _finish_copies(context)
         except BaseException as error:
             _end_failed(checked, progress, view, error)
             raise
     report = write_report(start.folder, checked.model)
-    say(f"{ended} Run folder: {start.folder}. Report: {report}.{pages.where}")
-    return 0
+    for line in describe_result(start.folder):
+        say(line)
+    is_stopped = stop.is_set() and last_step < max(1, settings.run.max_steps)
+    again = " Give the same command again to resume." if is_stopped else ""
+    say(f"{ended}{again} Run folder: {start.folder}. Report: {report}.{pages.where}")
+    return _INTERRUPTED if is_stopped and stop.is_by_user else 0
+
+
+def describe_result(folder: "Path") -> list[str]:
+    """Return the scores at the first and the last evaluation, and the path of the newest model, a line each."""
+    scores = [row for row in make_headline(read_run(folder)).scores if row.before and row.after]
+    lines = [f"Score, {row.name}: {row.before} -> {row.after}" for row in scores]
+    model = folder / CHECKPOINTS / "latest" / "model"
+    return [*lines, f"Model: {model}"] if model.is_dir() else lines
 
 
 def _check_cluster(settings: Settings, start: RunStart, sizes: Sizes, view: LiveView) -> None:
@@ -95,7 +119,9 @@ def _check_cluster(settings: Settings, start: RunStart, sizes: Sizes, view: Live
     from learner.cluster import fleet, ray_door
 
     if not start.seen:  # the attempt of a resumed run waits for nodes that are away
-        plan_topology(settings, sizes, ray_door.nodes())
+        topology = plan_topology(settings, sizes, ray_door.nodes())
+        if crowded := describe_crowded(topology):
+            view.message(crowded)
     fleet.await_idle_fleet()
     if fleet.renew_fleet():
         view.message("The code has changed since the cluster was started: its processes with other code restart.")
@@ -104,14 +130,14 @@ def _check_cluster(settings: Settings, start: RunStart, sizes: Sizes, view: Live
         fleet.check_services(run_spec(settings, start.run_id, 0, "unset"))
 
 
-def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -> str:
-    """Return how the run ended, after as many attempts as the table of this file allows.
+def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -> tuple[str, int]:
+    """Return how the run ended and its last step, after as many attempts as the table of this file allows.
 
     Raises: the error of the last attempt. No process of the run is left then, and the servers stay warm.
     """
     from learner.run.attempt import RunAttempt, StoppedAtStart
 
-    furthest, num_restarts = -1, 0
+    furthest, num_restarts, last_error = -1, 0, ""
     while True:
         attempt = RunAttempt(context, start)
         if context.copies is not None:
@@ -132,7 +158,9 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
                 raise _cluster_ended(loss, start) from error
             num_restarts = 1 if attempt.step > furthest else num_restarts + 1
             furthest = max(furthest, attempt.step)
-            if num_restarts > _max_restarts(context, start, progress):
+            is_repeated = bool(error.place) and str(error) == last_error
+            last_error = str(error)
+            if is_repeated or num_restarts > _max_restarts(context, start, progress):
                 _end_attempt(attempt)
                 raise
             attempt.end()
@@ -143,7 +171,7 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
             raise
         attempt.detach_servers()
         attempt.end()
-        return ended
+        return ended, max(attempt.step, start.step)
 
 
 def _max_restarts(context: "RunContext", start: RunStart, progress: _Progress) -> int:
@@ -196,8 +224,8 @@ def _end_failed(checked: CheckedRun, progress: _Progress, view: LiveView, error:
     if progress.has_trained:
         try:
             report = write_report(folder, checked.model)
-            view.message(f"{how}. Run folder: {folder}. Report: {report}.")
+            view.message(f"{how}. Run folder: {folder}. Report: {report}.", "ERROR")
         except Exception as failure:  # whatever it is, the caller must see the error that ended the run
-            view.message(f"{how}, and its report could not be written: {failure}")
+            view.message(f"{how}, and its report could not be written: {failure}", "ERROR")
     elif progress.has_made_folder:
         shutil.rmtree(folder, ignore_errors=True)

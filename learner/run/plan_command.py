@@ -13,8 +13,9 @@ from learner.plan.processes import Node, Topology
 from learner.plan.shown import show_plan
 from learner.plan.topology import plan_topology
 from learner.run.checks.preflight import CheckedRun, check_run
+from learner.run.parts import describe_parts
 from protocol.errors import OperatorError, SettingsError
-from protocol.node.home import read_cluster
+from protocol.node.home import ClusterState, read_cluster
 from protocol.settings.settings import Settings
 
 
@@ -27,13 +28,15 @@ def plan(settings: Settings, description: Path | None) -> None:
     described = None if description is None else read_description(description)
     if described is not None and described.model is not None:
         topology = plan_topology(settings, described_sizes(settings, described.model), described_nodes(described))
-        facts = [_steps(settings, topology), *_on_ranks(settings, ", each counted as large as it")]
+        facts = [*describe_parts(settings, None), _steps(settings, topology)]
+        facts += _on_ranks(settings, ", each counted as large as it")
         show_plan(topology, f"Run {settings.run.name}", facts)
         return
-    checked = check_run(settings)
-    nodes = _find_nodes() if described is None else described_nodes(described)
+    checked, cluster = check_run(settings), _find_cluster()
+    nodes = _find_nodes(cluster) if described is None else described_nodes(described)
     topology = plan_topology(settings, read_sizes(settings, checked.model), nodes)
-    show_plan(topology, f"Run {checked.start.run_id}", _facts(settings, checked, topology))
+    facts = [*describe_parts(settings, cluster), *_facts(settings, checked, topology)]
+    show_plan(topology, f"Run {checked.start.run_id}", facts)
 
 
 def described_sizes(settings: Settings, shape: ModelShape) -> Sizes:
@@ -73,13 +76,18 @@ def _on_ranks(settings: Settings, how: str = "") -> list[str]:
     return [f"On the learner ranks, with the policy{how}: {' and '.join(on_ranks)}."] if on_ranks else []
 
 
-def _find_nodes() -> Sequence[Node] | None:
-    """Return the nodes of the running cluster; None when none runs."""
+def _find_cluster() -> ClusterState | None:
+    """Return the running cluster; None when none runs."""
     try:
         cluster = read_cluster()
     except OperatorError:
         return None
-    if describe_cluster_loss(cluster) is not None:
+    return cluster if describe_cluster_loss(cluster) is None else None
+
+
+def _find_nodes(cluster: ClusterState | None) -> Sequence[Node] | None:
+    """Return the nodes of the running cluster; None without one."""
+    if cluster is None:
         return None
     os.environ |= cluster.ray_environment()
     from learner.cluster import ray_door

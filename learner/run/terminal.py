@@ -12,19 +12,26 @@ from collections.abc import Iterator
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Stop(threading.Event):
+    """Set by the first signal that ends a run."""
+
+    is_by_user = False  # True: that signal was Ctrl-C
+
+
 @contextlib.contextmanager
-def stop_signals() -> Iterator[threading.Event]:
+def stop_signals() -> Iterator[Stop]:
     """Turn the first Ctrl-C, SIGTERM or SIGHUP into an event; the second Ctrl-C interrupts as usual.
 
     A SIGHUP that is ignored already (nohup) stays ignored.
     """
-    stop = threading.Event()
+    stop = Stop()
 
     def note(number: int, _: object) -> None:
         if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         if number == signal.SIGHUP:
             leave_closed_terminal()
+        stop.is_by_user = stop.is_by_user or number == signal.SIGINT
         stop.set()
 
     taken = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]

@@ -15,8 +15,6 @@ from protocol.errors import OperatorError
 from protocol.node.identity import process_space, started_ticks
 from protocol.wire.channel import KeyPair
 
-_NO_CLUSTER = "No Sluice cluster runs here. Start one with deploy/start_cluster.sh"
-
 
 class ProcessRecord(BaseModel):
     """A process of ours."""
@@ -88,9 +86,9 @@ def read_cluster() -> ClusterState:
     try:
         return ClusterState.model_validate_json(cluster_path().read_bytes())
     except FileNotFoundError:
-        raise OperatorError(f"{_NO_CLUSTER}.") from None
+        raise OperatorError(_no_cluster()) from None
     except (OSError, ValidationError) as error:
-        raise OperatorError(f"{cluster_path()} cannot be used ({type(error).__name__}). {_NO_CLUSTER}.") from None
+        raise OperatorError(f"{cluster_path()} cannot be used ({type(error).__name__}). {_no_cluster()}") from None
 
 
 def write_cluster(state: ClusterState) -> None:
@@ -117,4 +115,13 @@ def _load_pair(name: str) -> KeyPair:
             raise OperatorError(f"{secret} can be read by others. Run: chmod 600 {secret}")
         return KeyPair((folder / f"{name}.pub").read_bytes().strip(), secret.read_bytes().strip())
     except OSError as error:
-        raise OperatorError(f"{error.filename} cannot be read: {error.strerror}. {_NO_CLUSTER}.") from None
+        raise OperatorError(f"{error.filename} cannot be read: {error.strerror}. {_no_cluster()}") from None
+
+
+def _no_cluster() -> str:
+    """Return the error and its cures: another shell may lack SLUICE_HOME."""
+    how = "from SLUICE_HOME" if os.environ.get("SLUICE_HOME") else "the default, because SLUICE_HOME is not set"
+    return (
+        f"No Sluice cluster runs in {sluice_home()} ({how}). Start one with deploy/start_cluster.sh, or set "
+        "SLUICE_HOME to the folder of a running one."
+    )

@@ -55,3 +55,11 @@ def run_without_cluster(
 ) -> "subprocess.CompletedProcess[str]":
     """Return the finished command in a SLUICE_HOME where no cluster runs; a wrong input is answered in seconds."""
     return run_warm(module, *options, timeout=180.0, environment={"SLUICE_HOME": str(home), "COLUMNS": "200"})
+
+
+def no_cluster_in(home: Path) -> str:
+    """Return the error of a command in a SLUICE_HOME without a cluster."""
+    return (
+        f"No Sluice cluster runs in {home} (from SLUICE_HOME). Start one with deploy/start_cluster.sh, or set "
+        "SLUICE_HOME to the folder of a running one."
+    )

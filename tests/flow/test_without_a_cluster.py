@@ -6,7 +6,7 @@ import pytest
 
 from protocol.http.listen import bind
 from protocol.node.home import ClusterState
-from tests.flow.refusals import run_without_cluster
+from tests.flow.refusals import no_cluster_in, run_without_cluster
 from tests.flow.user_run import Bring
 
 
@@ -17,7 +17,7 @@ def test_without_a_cluster_the_command_says_how_to_start_one(
     finished = run_without_cluster(tmp_path / "home", user.options("lonely") if has_own_settings else [])
     assert (finished.returncode, finished.stderr) == (
         1,
-        "No Sluice cluster runs here. Start one with deploy/start_cluster.sh.\n",
+        f"{no_cluster_in(tmp_path / 'home')}\n",
     )
     assert not (user.folder / "runs" / "lonely").exists()
 
@@ -27,8 +27,7 @@ def test_a_broken_record_of_the_cluster_is_named(user: Bring, tmp_path: Path) ->
     finished = run_without_cluster(tmp_path, user.options("broken-record"))
     assert (finished.returncode, finished.stderr) == (
         1,
-        f"{tmp_path}/cluster.json cannot be used (ValidationError). "
-        "No Sluice cluster runs here. Start one with deploy/start_cluster.sh.\n",
+        f"{tmp_path}/cluster.json cannot be used (ValidationError). {no_cluster_in(tmp_path)}\n",
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 from learner.checkpoint.folder import begin
 from learner.checkpoint.manifest import Checkpoint
 from tests.fakes.checkpoints import commit
-from tests.flow.refusals import Wrong, expect_refusal, options_of, run_without_cluster
+from tests.flow.refusals import Wrong, expect_refusal, no_cluster_in, options_of, run_without_cluster
 from tests.flow.user_run import Bring
 
 _ENDPOINT = {"name": "mine", "url": "http://127.0.0.1:9/r"}
@@ -187,7 +187,7 @@ def test_a_run_in_the_background_that_does_not_begin_says_why(user: Bring, tmp_p
     finished = run_without_cluster(tmp_path / "home", [*user.options("unattended"), "--no-wait"])
     assert (finished.returncode, finished.stderr) == (
         1,
-        "No Sluice cluster runs here. Start one with deploy/start_cluster.sh.\n",
+        f"{no_cluster_in(tmp_path / 'home')}\n",
     )
 
 

@@ -22,6 +22,13 @@ def test_default_is_a_head_on_loopback() -> None:
     assert (options.ray_port, options.retriever_port, options.reward_port) == (6379, 8000, 8001)
 
 
+def test_range_moves_every_port_that_has_no_option_of_its_own() -> None:
+    moved = read_start_options(["--ports", "20000-20999", "--reward-port", "9001"])
+    assert (moved.ray_port, moved.retriever_port, moved.reward_port) == (20006, 20007, 9001)
+    again = read_start_options(["--ports", "30000-30999"], moved.to_remember())
+    assert (again.ray_port, again.retriever_port, again.reward_port) == (30006, 30007, 30008)
+
+
 def test_joining_node_takes_its_address_from_the_route_to_the_head() -> None:
     assert read_start_options(["--address", "127.0.0.1:6379"]).node_ip == "127.0.0.1"
 
@@ -58,7 +65,10 @@ def test_joining_node_takes_its_address_from_the_route_to_the_head() -> None:
         (["--ports", "20000"], "--ports 20000 is not FIRST-LAST. Give a range such as 20000-20999."),
         (["--ports", "20000-20100"], "--ports 20000-20100: expected at least 200 ports from 1024 to 65535"),
         (["--ports", "65400-65599"], "expected at least 200 ports from 1024 to 65535"),
-        (["--ports", "7000-8000"], "--retriever-port 8000 is one of --ports 7000-8000. Use a port outside the range."),
+        (
+            ["--ports", "7000-8000", "--retriever-port", "8000"],
+            "--retriever-port 8000 is one of --ports 7000-8000. Use a port outside the range.",
+        ),
         (["--node-ip", "::1"], "--node-ip ::1 is an address that means nothing to other nodes. Give this node's"),
         (["--node-ip", "fe80::1%eth0"], "--node-ip fe80::1%eth0 is an address that means nothing to other nodes"),
         (["--node-ip", "::ffff:10.0.0.1"], "--node-ip ::ffff:10.0.0.1 is an address that means nothing to other nodes"),

@@ -65,7 +65,9 @@ def test_plain_view_writes_a_message_as_one_warning_line_without_control_charact
     file = io.StringIO()
     with LiveView(5, is_terminal=False, file=file) as view:
         view.message("server lost\n\x1b[31mred")
-    assert file.getvalue()[8:] == " WARN  learner  server lost [31mred\n"
+        view.message("resuming", "INFO")
+    told = [line[8:] for line in file.getvalue().splitlines()]
+    assert told == [" WARN  learner  server lost [31mred", " INFO  learner  resuming"]
 
 
 def test_plain_view_lets_the_run_go_on_when_its_reader_has_left() -> None:

@@ -6,6 +6,7 @@ from learner.disk.model_folder import ModelSize
 from learner.plan.memory import Sizes
 from learner.plan.processes import Node, Processes
 from learner.plan.shortages import Shortage, gpu_memory_shortages, shared_device_shortages
+from learner.plan.shown import describe_crowded
 from learner.plan.topology import plan_topology
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
@@ -86,3 +87,22 @@ def test_a_reference_that_makes_ranks_too_large_is_named_with_what_helps() -> No
         "learner.num_ranks or learner.zero_stage, or set learner.offload. The reference is whole on each rank: set "
         "reference.offload."
     )
+
+
+def test_model_that_the_node_of_rank_0_cannot_hold_while_it_loads_is_refused() -> None:
+    asked = Settings.model_validate(
+        {"learner": {"num_ranks": 8, "zero_stage": 3}, "placement": {"ranks": {"nodes": 1}}}
+    )
+    nodes = [Node(f"10.0.0.{number}", 8, gpu_bytes=80 * _GB, host_bytes=100 * _GB) for number in (1, 2)]
+    refusal = "learner ranks need 141 GB of host memory on the node of rank 0, which reads the whole model; "
+    with pytest.raises(SettingsError, match=refusal + r"10\.0\.0\.1 has 100 GB\."):
+        plan_topology(asked, Sizes(ModelSize(70_500_000_000)), nodes)
+
+
+@pytest.mark.parametrize(("num_ranks", "is_said"), [(1, False), (8, True)])
+def test_more_processes_than_cores_are_said(num_ranks: int, is_said: bool) -> None:
+    asked = Settings.model_validate({"learner": {"num_ranks": num_ranks, "groups_per_step": 8}})
+    planned = plan_topology(asked, Sizes(ModelSize(1000)), [Node("10.0.0.1", 0, num_cpus=2)])
+    says = "Node 10.0.0.1 has 2 CPU cores for 8 learner ranks and 1 rollout server: they slow each other down. "
+    assert describe_crowded(planned).startswith(says) == is_said
+    assert bool(describe_crowded(planned)) == is_said

@@ -10,7 +10,7 @@ from learner.run.command import check_job_folder, main
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 from tests.fakes.tiny_models import make_tiny_model
-from tests.flow.refusals import run_without_cluster
+from tests.flow.refusals import no_cluster_in, run_without_cluster
 
 
 def answer(folder: Path, *options: str) -> tuple[int, str]:
@@ -22,7 +22,7 @@ def answer(folder: Path, *options: str) -> tuple[int, str]:
 @pytest.mark.parametrize("options", [(), ("--learner.lr", "1e-3"), ("--config", "quickstart", "--policy.model", "m")])
 def test_command_without_a_model_or_prompts_is_the_quick_start(tmp_path: Path, options: tuple[str, ...]) -> None:
     # The quick start's files are made with the cluster.
-    assert answer(tmp_path, *options) == (1, "No Sluice cluster runs here. Start one with deploy/start_cluster.sh.")
+    assert answer(tmp_path, *options) == (1, no_cluster_in(tmp_path / "home"))
 
 
 def test_command_that_names_a_model_gets_nothing_of_the_quick_start(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_settings_and_paths_in_brackets_are_shown_as_they_are(tmp_path: Path) ->
     shown = run_without_cluster(tmp_path / "home", options)
     assert (shown.returncode, shown.stderr) == (
         1,
-        "No Sluice cluster runs here. Start one with deploy/start_cluster.sh.\n",
+        f"{no_cluster_in(tmp_path / 'home')}\n",
     )
     assert '["[/INST]"]' in shown.stdout
     assert f"{tmp_path}/[r]" in shown.stdout

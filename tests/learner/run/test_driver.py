@@ -1,5 +1,6 @@
 """What a run's command does when a process dies before the run trains, or a node is away when the command is given."""
 
+import json
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,8 @@ import pytest
 from learner.run import attempt, driver
 from learner.run.start import RunStart
 from protocol.errors import NeighbourError, OperatorError, SettingsError
+from protocol.settings.loader import save_settings
+from protocol.settings.settings import Settings
 
 
 class Attempt:
@@ -18,6 +21,7 @@ class Attempt:
     step = 0
     deaths = 0
     launched = 0
+    ending: list[Exception] = []  # noqa: RUF012  # errors of the first watches, in order
 
     def __init__(self, context: Any, start: RunStart) -> None:
         self.context = context
@@ -28,6 +32,8 @@ class Attempt:
             raise NeighbourError("learner rank 0", "died")
 
     def watch(self) -> str:
+        if Attempt.ending:
+            raise Attempt.ending.pop(0)
         return "Done."
 
     def detach_servers(self) -> None:
@@ -46,15 +52,15 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     settings = SimpleNamespace(run=SimpleNamespace(max_restarts=3))
     context: Any = SimpleNamespace(settings=settings, copies=None, cluster=None)
 
-    def run_from(checkpoint: Any, deaths: int) -> str:
-        Attempt.deaths = deaths
+    def run_from(checkpoint: Any, deaths: int, *ending: Exception) -> tuple[str, int]:
+        Attempt.deaths, Attempt.ending = deaths, list(ending)
         return driver._run_attempts(RunStart(Path("runs/a"), checkpoint), context, driver._Progress())
 
     return run_from
 
 
 def test_resumed_run_survives_one_death_while_it_starts(run: Any) -> None:
-    assert run(SimpleNamespace(step=5), 1) == "Done."
+    assert run(SimpleNamespace(step=5), 1) == ("Done.", 5)
     assert Attempt.launched == 2
 
 
@@ -68,6 +74,24 @@ def test_new_run_ends_at_the_first_death(run: Any) -> None:
     with pytest.raises(NeighbourError, match="learner rank 0: died"):
         run(None, 9)
     assert Attempt.launched == 1
+
+
+def test_error_of_a_users_function_that_repeats_ends_the_run(run: Any) -> None:
+    first, other = (NeighbourError("rank 0", f"KeyError: 'x' (loss.py:{line})", f"loss.py:{line}") for line in (3, 9))
+    with pytest.raises(NeighbourError, match=r"loss\.py:9"):
+        run(None, 0, first, other, other, other)
+    assert Attempt.launched == 3
+    Attempt.launched = 0
+    assert run(None, 0, first, other) == ("Done.", 0)
+
+
+def test_result_has_the_first_and_the_last_score_and_the_newest_model(tmp_path: Path) -> None:
+    save_settings(Settings(), tmp_path / "settings.yaml")
+    scores = [{"step": 2, "eval_step": 0, "eval_reward": 0.25}, {"step": 4, "eval_step": 4, "eval_reward": 0.75}]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in scores))
+    assert driver.describe_result(tmp_path) == ["Score, sampled at temperature 1 (eval_reward): 0.250 -> 0.750"]
+    (tmp_path / "checkpoints" / "latest" / "model").mkdir(parents=True)
+    assert driver.describe_result(tmp_path)[1:] == [f"Model: {tmp_path}/checkpoints/latest/model"]
 
 
 class View:

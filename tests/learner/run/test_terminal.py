@@ -16,7 +16,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from learner.run.terminal import stop_signals
 with stop_signals() as stop:
     print("ready", flush=True)
-    print("stopped" if stop.wait({wait_s}) else "went on", flush=True)
+    print("stopped" if stop.wait({wait_s}) else "went on", "by the user" * stop.is_by_user, flush=True)
     if {is_patient}:
         time.sleep(60)
 """
@@ -36,14 +36,15 @@ def test_first_signal_asks_for_the_end(number: signal.Signals) -> None:
     process = waiting("signal.signal(signal.SIGHUP, signal.SIG_DFL)")
     process.send_signal(number)
     output, errors = process.communicate(timeout=30)
-    assert (process.returncode, output, errors) == (0, "stopped\n", "")
+    by = "by the user" if number is signal.SIGINT else ""
+    assert (process.returncode, output, errors) == (0, f"stopped {by}\n", "")
 
 
 def test_second_interrupt_ends_at_once() -> None:
     process = waiting(is_patient=True)
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None
-    assert process.stdout.readline() == "stopped\n"
+    assert process.stdout.readline() == "stopped by the user\n"
     process.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in process.communicate(timeout=30)[1]
 
@@ -51,7 +52,7 @@ def test_second_interrupt_ends_at_once() -> None:
 def test_hangup_that_nohup_ignores_stays_ignored() -> None:
     process = waiting("signal.signal(signal.SIGHUP, signal.SIG_IGN)", wait_s=0.5)
     process.send_signal(signal.SIGHUP)
-    assert process.communicate(timeout=30)[0] == "went on\n"
+    assert process.communicate(timeout=30)[0] == "went on \n"
 
 
 _ON_TERMINAL = """\

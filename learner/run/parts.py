@@ -1,0 +1,47 @@
+"""The parts of a run as its settings resolve them, shown before anything starts."""
+
+from learner.plan.needs import needs_of
+from learner.plan.processes import Topology
+from learner.plan.shown import count_of
+from protocol.node.home import ClusterState
+from protocol.settings.settings import Settings
+
+_WITH_REWARDS = ("agents", "openrlhf_agent:")  # environments that give the rewards themselves
+_WITHOUT_REWARDS = ("single_turn", "search", "tools")  # bundled environments; a user's own may give rewards
+
+
+def describe_parts(settings: Settings, cluster: ClusterState | None) -> list[str]:
+    """Return a sentence on the model and one on environment and rewards. cluster: None when none runs."""
+    learner = settings.learner
+    algorithm = f"advantage {learner.advantage}, loss {learner.loss}, correction {learner.correction}"
+    parts = [f"Model {settings.policy.model}; recipe {learner.recipe}: {algorithm}."]
+    if needs_of(settings).rollouts:
+        parts.append(f"Environment {settings.rollout.environment}; rewards from {_rewards(settings, cluster)}.")
+    return parts
+
+
+def describe_processes(topology: Topology) -> str:
+    """Return the number and the devices of ranks and servers: "2 learner ranks and 1 rollout server on GPUs"."""
+    counts = [count_of(roles.count, roles.role) for roles in (topology.ranks, topology.servers) if roles.count]
+    return f"{' and '.join(counts)} on {'GPUs' if topology.has_gpus else 'CPUs'}"
+
+
+def _rewards(settings: Settings, cluster: ClusterState | None) -> str:
+    environment = settings.rollout.environment
+    if settings.rewards.endpoints:
+        return ", ".join(f"{endpoint.name} ({endpoint.url})" for endpoint in settings.rewards.endpoints)
+    if environment.startswith(_WITH_REWARDS):
+        return "the environment"
+    if cluster is None:
+        return "the cluster's reward server (start_cluster.sh --reward-scorer), because rewards.endpoints is empty"
+    if (scorer := _bundled_scorer(cluster)) is None:
+        return "the environment, because rewards.endpoints is empty and the cluster has no reward server"
+    unless = "" if environment in _WITHOUT_REWARDS else ", unless the environment gives them"
+    return f"the cluster's scorer {scorer}, because rewards.endpoints is empty{unless}"
+
+
+def _bundled_scorer(cluster: ClusterState) -> str | None:
+    """Return the scorer of the cluster's reward server; None without a server."""
+    if cluster.reward_url is None:
+        return None
+    return str(cluster.options.get("reward_scorer", "exact_match"))

@@ -1,0 +1,47 @@
+"""The parts of a run as a start and a plan show them."""
+
+from typing import Any
+
+import pytest
+
+from learner.run.parts import describe_parts
+from protocol.node.home import ClusterState
+from protocol.settings.settings import Settings
+
+
+def cluster(**options: Any) -> ClusterState:
+    names = ("ray_address", "namespace", "node_ip", "retriever_url", "token_file", "ray_token_file", "keys_dir")
+    url = None if options.get("no_reward") else "http://127.0.0.1:8001/"
+    return ClusterState(**dict.fromkeys(names, ""), reward_url=url, processes=[], options=options)
+
+
+ENDPOINT = {"rewards": {"endpoints": [{"name": "mine", "url": "http://127.0.0.1:9/"}]}}
+
+
+@pytest.mark.parametrize(
+    ("given", "there", "rewards"),
+    [
+        (
+            {},
+            cluster(reward_scorer="math_answer"),
+            "the cluster's scorer math_answer, because rewards.endpoints is empty",
+        ),
+        (
+            {"rollout": {"environment": "mine.py:Game"}},
+            cluster(),
+            "the cluster's scorer exact_match, because rewards.endpoints is empty, unless the environment gives them",
+        ),
+        ({}, cluster(no_reward=True), "the environment, because rewards.endpoints is empty and the cluster has no"),
+        ({}, None, "the cluster's reward server (start_cluster.sh --reward-scorer), because rewards.endpoints is"),
+        ({"rollout": {"environment": "openrlhf_agent:a.py"}}, cluster(), "the environment."),
+        (ENDPOINT, cluster(), "mine (http://127.0.0.1:9/)."),
+    ],
+)
+def test_source_of_the_rewards_is_named_as_resolved(
+    given: dict[str, Any], there: ClusterState | None, rewards: str
+) -> None:
+    settings = Settings.model_validate({"policy": {"model": "a/b"}, **given})
+    model, sampled = describe_parts(settings, there)
+    assert model == "Model a/b; recipe grpo: advantage grpo, loss ppo, correction tis."
+    environment = settings.rollout.environment
+    assert sampled.startswith(f"Environment {environment}; rewards from {rewards}")
