@@ -1,16 +1,19 @@
 """The bundled scorers by name (`rewards.serve --scorer`). A scorer's heavy libraries are imported when it is chosen."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol.errors import OperatorError
-from protocol.sandbox.run import Limits, Sandbox
+from protocol.sandbox.run import Sandbox
 from rewards.answer_format import DEFAULT_TAGS, make_format_scorer
-from rewards.code_tests import make_code_scorer
+from rewards.code_tests import CodeScorer
 from rewards.exact_match import score_exact_match
 from rewards.math_answer import make_math_scorer
 from rewards.sample import Scorer
+
+_MAX_PROGRAMS = 64  # programs that run at a time, most of them endless loops
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class ScorerOptions:
     model: str | None = None  # reward_model: folder or name on the hub
     model_dtype: str = "float32"  # reward_model: dtype of the weights
     batch_tokens: int = 16_384  # reward_model: most tokens of one forward pass
-    test_timeout_s: float = 10.0  # code_tests: time limit of one test
+    test_timeout_s: float = 10.0  # code_tests: processor time of one test
     unsafe_local_exec: bool = False  # code_tests: run programs without isolation
 
 
@@ -40,8 +43,9 @@ def _reward_model(options: ScorerOptions) -> Scorer:
 def _code_tests(options: ScorerOptions) -> Scorer:
     # The check needs an event loop of its own: a sandbox belongs to one loop.
     asyncio.run(_check_sandbox(Sandbox(is_isolated=not options.unsafe_local_exec)))
-    sandbox = Sandbox(options.workers if options.workers > 1 else None, not options.unsafe_local_exec)
-    return make_code_scorer(sandbox, Limits(wall_s=options.test_timeout_s))
+    sandbox = Sandbox(_MAX_PROGRAMS, not options.unsafe_local_exec)
+    max_fresh = options.workers if options.workers > 1 else os.cpu_count() or 1
+    return CodeScorer(sandbox, options.test_timeout_s, max_fresh).score
 
 
 async def _check_sandbox(sandbox: Sandbox) -> None:

@@ -14,12 +14,14 @@ import importlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import types
 from typing import Any, TextIO
 
 _NOT_DUMPABLE = 4
+_EXIT_S = 5.0
 _BY_ITEMS: tuple[Any, ...] = (list, tuple, set, frozenset)
 
 
@@ -190,7 +192,7 @@ def main() -> None:
     their_reading, write_end = os.pipe()
     source = [__file__] if "__file__" in globals() else ["-c", sys.orig_argv[sys.orig_argv.index("-c") + 1]]
     command = [sys.executable, "-I", "-S", "-B", *source, "worker", str(their_reading), str(their_writing)]
-    subprocess.Popen(  # noqa: S603
+    process = subprocess.Popen(  # noqa: S603
         command,
         pass_fds=[their_reading, their_writing],
         stdin=subprocess.DEVNULL,
@@ -200,18 +202,27 @@ def main() -> None:
     os.close(their_reading)
     os.close(their_writing)
     code = Pipe(os.fdopen(read_end), os.fdopen(write_end, "w"), sends_objects=False)
+    try:
+        result = _test(task, code)
+    except EOFError:
+        if process.wait(_EXIT_S) == -signal.SIGXCPU:
+            os.kill(os.getpid(), signal.SIGXCPU)  # the sandbox sees that the code exceeded its time
+        raise
+    print(task["mark"] + result, flush=True)
+    os._exit(0)  # the sandbox kills the worker
+
+
+def _test(task: dict[str, Any], code: Pipe) -> str:
+    """Return the value of the task's call as JSON; empty for statements, which have passed."""
     names = code.ask({"code": task["code"]})["names"]
     scope = {name: code.decode(value) for name, value in names.items() if _is_visible(name, task["test"])}
     scope |= {name: importlib.import_module(name) for name in names if name in sys.stdlib_module_names}
-    result = ""
     if task["call"] is None:
         exec(compile(task["test"], "test.py", "exec"), scope)  # noqa: S102
-    else:
-        name, arguments = task["call"]
-        function = getattr(scope["Solution"](), name) if "Solution" in scope else scope[name]
-        result = json.dumps(function(*arguments))
-    print(task["mark"] + result, flush=True)
-    os._exit(0)  # the sandbox kills the worker
+        return ""
+    name, arguments = task["call"]
+    function = getattr(scope["Solution"](), name) if "Solution" in scope else scope[name]
+    return json.dumps(function(*arguments))
 
 
 def _is_visible(name: str, test: str) -> bool:

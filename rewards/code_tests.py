@@ -13,21 +13,25 @@ plain values. A test that passes functions to the code fails.
 """
 
 import asyncio
-import functools
+import dataclasses
 import json
+import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from protocol.sandbox.run import Limits, Sandbox
-from rewards.sample import Sample, SampleError, Score, Scorer
+from protocol.sandbox.run import Limits, ProgramResult, Sandbox
+from rewards.sample import Sample, SampleError, Score
 
-_BLOCK = re.compile(r"```[ \t]*([\w+#.-]*)[ \t]*\n(.*?)```", re.DOTALL)
+# Possessive: a run of blanks behind a fence costs its length, not its square.
+_BLOCK = re.compile(r"```[ \t]*+([\w+#.-]*+)[ \t]*+\n(.*?)```", re.DOTALL)
 _PYTHON = ("python", "python3", "py")
 _MAX_TESTS = 256
+_FRESH_S = 1.0  # as in the sandbox
+_WALL_PER_CPU = 2.0
 _JUDGE = Path(__file__).with_name("code_judge.py").read_text()
 
 
@@ -42,9 +46,75 @@ class Case:
     value: Any = None  # expected result of the call, as JSON
 
 
-def make_code_scorer(sandbox: Sandbox, limits: Limits) -> Scorer:
-    """Return the scorer."""
-    return functools.partial(_score, sandbox, limits)
+class CodeScorer:
+    """Runs the tests of programs in a sandbox; a Scorer by its method `score`.
+
+    A program's first test runs alone, the others together. A test that exceeds a limit ends them: an endless loop costs
+    one time limit, not one per test. A program counts against max_fresh for its first second only, then the sandbox
+    lowers its priority. So endless loops delay no sound program.
+    """
+
+    def __init__(self, sandbox: Sandbox, test_timeout_s: float, max_fresh: int) -> None:
+        """test_timeout_s: limit of processor time; of wall time twice as much."""
+        self._sandbox = sandbox
+        self._limits = Limits(_WALL_PER_CPU * test_timeout_s, math.ceil(test_timeout_s))
+        self._fresh = asyncio.Semaphore(max_fresh)
+
+    async def score(self, samples: Sequence[Sample]) -> list[Score]:
+        """Return 1.0 or 0.0 per sample, with the share of passed tests as score. Raises: SampleError without tests."""
+        tests = [cases_of(sample.label, index) for index, sample in enumerate(samples)]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._score_one(*each)) for each in zip(samples, tests, strict=True)]
+        return [task.result() for task in tasks]
+
+    async def _score_one(self, sample: Sample, cases: Sequence[Case]) -> Score:
+        code = code_of(sample.text)
+        if code is None:
+            return Score(0.0, 0.0, {"has_code": 0.0})
+        outcomes = [await self._outcome(code, cases[0])]
+        if outcomes[0] != "limit":
+            tests = [asyncio.ensure_future(self._outcome(code, case)) for case in cases[1:]]
+            try:
+                for test in asyncio.as_completed(tests):
+                    outcomes.append(await test)
+                    if outcomes[-1] == "limit":
+                        break
+            finally:
+                for each in tests:
+                    each.cancel()
+                await asyncio.gather(*tests, return_exceptions=True)
+        num_passed = outcomes.count("passed")
+        logs = {"has_code": 1.0, "over_limit": float("limit" in outcomes)}
+        return Score(float(num_passed == len(cases)), num_passed / len(cases), logs)
+
+    async def _outcome(self, code: str, case: Case) -> Literal["passed", "failed", "limit"]:
+        if case.prints is not None:
+            result = await self._run(code, case.stdin.encode(errors="replace"), case.prints)
+            is_passed = _words(result.output) == _words(case.prints)
+        else:
+            mark = secrets.token_hex(16)
+            task = {"code": code, "test": case.statements, "call": case.call, "mark": mark}
+            result = await self._run(_JUDGE, json.dumps(task).encode(), json.dumps(case.value))
+            # The code runs in another process, so this output comes from the judge.
+            is_passed = result.output.startswith(mark)
+            if case.call is not None and is_passed:
+                is_passed = _is_value(_json_or(result.output.removeprefix(mark).strip()), case.value)
+        if result.how != "exit":
+            return "limit"
+        return "passed" if is_passed and result.exit_code == 0 else "failed"
+
+    async def _run(self, program: str, stdin: bytes, expected: str) -> ProgramResult:
+        output_bytes = self._limits.output_bytes + len(expected.encode(errors="replace"))
+        limits = dataclasses.replace(self._limits, output_bytes=output_bytes)
+        async with self._fresh:
+            running = asyncio.ensure_future(self._sandbox.run(program, stdin, limits))
+            try:
+                await asyncio.wait([running], timeout=_FRESH_S)
+            except asyncio.CancelledError:
+                running.cancel()
+                await asyncio.wait([running])
+                raise
+        return await running
 
 
 def code_of(response: str) -> str | None:
@@ -105,19 +175,6 @@ def _json_or(text: str) -> Any:
         return text
 
 
-async def _passes(sandbox: Sandbox, limits: Limits, code: str, case: Case) -> bool:
-    if case.prints is not None:
-        result = await sandbox.run(code, case.stdin.encode(errors="replace"), limits)
-        return result.how == "exit" and result.exit_code == 0 and _words(result.output) == _words(case.prints)
-    mark = secrets.token_hex(16)
-    task = {"code": code, "test": case.statements, "call": case.call, "mark": mark}
-    result = await sandbox.run(_JUDGE, json.dumps(task).encode(), limits)
-    # The code runs in another process, so this output comes from the judge.
-    if result.how != "exit" or result.exit_code != 0 or not result.output.startswith(mark):
-        return False
-    return case.call is None or _is_value(_json_or(result.output.removeprefix(mark).strip()), case.value)
-
-
 def _is_value(found: Any, expected: Any) -> bool:
     # Some data sets store values as JSON text, others put each in a list.
     forms = [expected, *(expected if isinstance(expected, list) and len(expected) == 1 else [])]
@@ -127,19 +184,3 @@ def _is_value(found: Any, expected: Any) -> bool:
 def _words(printed: str) -> list[list[str]]:
     """Return the words of each line: trailing spaces and blank lines at the end are ignored, as in online judges."""
     return [line.split() for line in printed.rstrip().split("\n")]
-
-
-async def _score(sandbox: Sandbox, limits: Limits, samples: Sequence[Sample]) -> list[Score]:
-    """Return 1.0 or 0.0 per sample, with the share of passed tests as score. Raises: SampleError without tests."""
-    tests = [cases_of(sample.label, index) for index, sample in enumerate(samples)]
-
-    async def score(sample: Sample, cases: Sequence[Case]) -> Score:
-        code = code_of(sample.text)
-        if code is None:
-            return Score(0.0, 0.0, {"has_code": 0.0})
-        passed = await asyncio.gather(*(_passes(sandbox, limits, code, case) for case in cases))
-        return Score(float(all(passed)), sum(passed) / len(passed), {"has_code": 1.0})
-
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(score(*each)) for each in zip(samples, tests, strict=True)]
-    return [task.result() for task in tasks]

@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         "--batch-tokens", type=positive, default=16_384, help="reward_model: most tokens of one forward pass"
     )
     parser.add_argument(
-        "--test-timeout-s", type=positive, default=10, help="code_tests: time limit of one test, in seconds"
+        "--test-timeout-s", type=positive, default=10, help="code_tests: processor time of one test in seconds"
     )
     parser.add_argument(
         "--unsafe-local-exec",

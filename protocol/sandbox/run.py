@@ -27,6 +27,7 @@ _VISIBLE = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "
 # User ids outside the range of any system. The kernel counts processes per user id.
 _FIRST_UID, _NUM_UIDS = 1_900_000_000, 100_000
 _DRAIN_S = 10.0
+_OUT_OF_CPU_TIME = 128 + signal.SIGXCPU
 _uids = itertools.count(os.getpid())
 
 
@@ -35,6 +36,7 @@ class Limits:
     """Limits of one program, including the processes it starts."""
 
     wall_s: float = 10.0  # time from its start to its end
+    cpu_s: int | None = None  # processor time of each process; None: wall_s
     memory_bytes: int = 512 << 20  # address space per process, and memory of all of them; files: another quarter
     output_bytes: int = 64 << 10  # limit for stdout and for stderr; a program that exceeds it is killed
     num_processes: int = 32  # processes and threads at a time
@@ -128,7 +130,7 @@ class Sandbox:
             "is_isolated": self._is_isolated,
             "uid": _FIRST_UID + next(_uids) % _NUM_UIDS,
             "refused_calls": refusing_filter().hex(),
-            "cpu_s": math.ceil(limits.wall_s),
+            "cpu_s": limits.cpu_s or math.ceil(limits.wall_s),
             "memory_bytes": limits.memory_bytes,
             "num_processes": limits.num_processes,
         }
@@ -148,6 +150,8 @@ async def _watch(process: Process, stdin: bytes, limits: Limits) -> ProgramResul
         async with asyncio.timeout(limits.wall_s):
             await asyncio.gather(*reading)
             code = await process.wait()
+            if code in (_OUT_OF_CPU_TIME, -signal.SIGXCPU):
+                how = "time"
     except TimeoutError:
         how = "time"
     except _TooMuchOutput:

@@ -2,14 +2,15 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from protocol.errors import OperatorError
-from protocol.sandbox.run import Limits, Sandbox
-from rewards.code_tests import Case, cases_of, code_of, make_code_scorer
+from protocol.sandbox.run import Sandbox
+from rewards.code_tests import Case, CodeScorer, cases_of, code_of
 from rewards.sample import SampleError, Score, make_sample
 
 SQUARE = "def square(x):\n    return x * x"
@@ -27,9 +28,9 @@ async def sandbox() -> AsyncIterator[Sandbox]:
     sandbox.close()
 
 
-async def _scored(sandbox: Sandbox, code: str, label: Any, wall_s: float = 60.0) -> Score:
-    scorer = make_code_scorer(sandbox, Limits(wall_s=wall_s))
-    (score,) = await scorer([make_sample(f"Q\nHere:\n```python\n{code}\n```\nDone.", "Q\n", label)])
+async def _scored(sandbox: Sandbox, code: str, label: Any, test_timeout_s: float = 30.0) -> Score:
+    scorer = CodeScorer(sandbox, test_timeout_s, max_fresh=4)
+    (score,) = await scorer.score([make_sample(f"Q\nHere:\n```python\n{code}\n```\nDone.", "Q\n", label)])
     return score
 
 
@@ -78,12 +79,10 @@ async def test_share_of_passed_tests_is_the_score(sandbox: Sandbox) -> None:
         "print('passed')\nraise SystemExit",
         "def square(x:",
         "class Anything:\n    __eq__ = lambda self, other: True\nsquare = lambda x: Anything()\nraise SystemExit",
-        "while True: pass",
     ],
 )
 async def test_code_that_does_not_finish_the_test_fails(sandbox: Sandbox, code: str) -> None:
-    wall_s = 3.0 if code.startswith("while") else 60.0
-    score = await _scored(sandbox, code, ["assert square(3) == 9"], wall_s)
+    score = await _scored(sandbox, code, ["assert square(3) == 9"])
     assert score.reward == 0.0
 
 
@@ -169,9 +168,43 @@ async def test_tests_can_use_the_definitions_of_the_code(sandbox: Sandbox, what:
     assert score.reward == 1.0
 
 
+BAD = {
+    "loop": "while True: pass",
+    "loop of a called function": "def square(x):\n    while True: pass",
+    "sleep": "import time\ntime.sleep(600)",
+    "flood of both streams": "import sys\nwhile True:\n    print('x' * 999)\n    print('x' * 999, file=sys.stderr)",
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("form", ["asserts", "inputs"])
+async def test_program_over_a_limit_is_wrong_after_one_limit_however_many_tests_it_has(
+    sandbox: Sandbox, what: str, form: str
+) -> None:
+    tests = ["assert square(3) == 9"] * 20
+    label = tests if form == "asserts" else {"inputs": ["3"] * 20, "outputs": ["9"] * 20}
+    started = time.monotonic()
+    score = await _scored(sandbox, BAD[what], label, test_timeout_s=1.0)
+    assert (score.reward, score.score) == (0.0, 0.0)
+    assert time.monotonic() - started < 15  # the tests alone would take 20 s on 2 cores
+
+
+async def test_expected_output_may_be_longer_than_the_usual_limit(sandbox: Sandbox) -> None:
+    size = 200_000
+    printed = await _scored(sandbox, f"print('7 ' * {size})", {"inputs": [""], "outputs": ["7 " * size]})
+    label = {"inputs": [[size]], "outputs": [[7] * size], "fn_name": "f"}
+    returned = await _scored(sandbox, "def f(n):\n    return [7] * n", label)
+    assert (printed.reward, returned.reward) == (1.0, 1.0)
+
+
+def test_code_behind_many_blanks_is_read_in_linear_time() -> None:
+    started = time.monotonic()
+    assert code_of("```" + " " * 300_000 + "```" + "\t" * 300_000) is None
+    assert time.monotonic() - started < 2
+
+
 async def test_response_without_code_is_wrong(sandbox: Sandbox) -> None:
-    scorer = make_code_scorer(sandbox, Limits())
-    (score,) = await scorer([make_sample("Q\nIt is nine.", "Q\n", ["assert True"])])
+    (score,) = await CodeScorer(sandbox, 10.0, 4).score([make_sample("Q\nIt is nine.", "Q\n", ["assert True"])])
     assert (score.reward, score.logs) == (0.0, {"has_code": 0.0})
 
 
