@@ -20,7 +20,7 @@ _MAX_PROGRAMS = 64  # programs that run at a time, most of them endless loops
 class ScorerOptions:
     """Scorer options of the command line; each scorer reads its own."""
 
-    workers: int = 1  # math_answer: processes; code_tests: programs at a time, 1 means one per core
+    workers: int = 1  # math_answer: processes; code_tests: new programs at a time, 1 means two per core
     tags: str = DEFAULT_TAGS  # format: tags of a response
     model: str | None = None  # reward_model: folder or name on the hub
     model_dtype: str = "float32"  # reward_model: dtype of the weights
@@ -44,7 +44,7 @@ def _code_tests(options: ScorerOptions) -> Scorer:
     # The check needs an event loop of its own: a sandbox belongs to one loop.
     asyncio.run(_check_sandbox(Sandbox(is_isolated=not options.unsafe_local_exec)))
     sandbox = Sandbox(_MAX_PROGRAMS, not options.unsafe_local_exec)
-    max_fresh = options.workers if options.workers > 1 else os.cpu_count() or 1
+    max_fresh = options.workers if options.workers > 1 else 2 * (os.cpu_count() or 1)
     return CodeScorer(sandbox, options.test_timeout_s, max_fresh).score
 
 

@@ -30,7 +30,7 @@ from rewards.sample import Sample, SampleError, Score
 _BLOCK = re.compile(r"```[ \t]*+([\w+#.-]*+)[ \t]*+\n(.*?)```", re.DOTALL)
 _PYTHON = ("python", "python3", "py")
 _MAX_TESTS = 256
-_FRESH_S = 1.0  # as in the sandbox
+_FRESH_S = 0.5
 _WALL_PER_CPU = 2.0
 _JUDGE = Path(__file__).with_name("code_judge.py").read_text()
 
@@ -50,14 +50,16 @@ class CodeScorer:
     """Runs the tests of programs in a sandbox; a Scorer by its method `score`.
 
     A program's first test runs alone, the others together. A test that exceeds a limit ends them: an endless loop costs
-    one time limit, not one per test. A program counts against max_fresh for its first second only, then the sandbox
+    one time limit, not one per test. A program counts against max_fresh for its first half second only, then the sandbox
     lowers its priority. So endless loops delay no sound program.
     """
 
     def __init__(self, sandbox: Sandbox, test_timeout_s: float, max_fresh: int) -> None:
         """test_timeout_s: limit of processor time; of wall time twice as much."""
         self._sandbox = sandbox
-        self._limits = Limits(_WALL_PER_CPU * test_timeout_s, math.ceil(test_timeout_s))
+        self._limits = Limits(
+            _WALL_PER_CPU * test_timeout_s, cpu_s=math.ceil(test_timeout_s), lower_priority_after_s=_FRESH_S
+        )
         self._fresh = asyncio.Semaphore(max_fresh)
 
     async def score(self, samples: Sequence[Sample]) -> list[Score]:

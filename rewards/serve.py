@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         "--workers",
         type=positive,
         default=1,
-        help="processes of a sync function or of math_answer; code_tests: programs at a time (1: one per core)",
+        help="processes of a sync function or of math_answer; code_tests: new programs at a time (1: two per core)",
     )
     parser.add_argument("--tags", default=DEFAULT_TAGS, help="format: tags of a response, with * after optional ones")
     parser.add_argument("--model", help="reward_model: folder of the model, or its name on the Hugging Face hub")

@@ -37,6 +37,7 @@ class Limits:
 
     wall_s: float = 10.0  # time from its start to its end
     cpu_s: int | None = None  # processor time of each process; None: wall_s
+    lower_priority_after_s: float | None = None  # then other programs come first; None: never
     memory_bytes: int = 512 << 20  # address space per process, and memory of all of them; files: another quarter
     output_bytes: int = 64 << 10  # limit for stdout and for stderr; a program that exceeds it is killed
     num_processes: int = 32  # processes and threads at a time
@@ -132,6 +133,7 @@ class Sandbox:
             "refused_calls": refusing_filter().hex(),
             "cpu_s": limits.cpu_s or math.ceil(limits.wall_s),
             "memory_bytes": limits.memory_bytes,
+            "lower_priority_after_s": limits.lower_priority_after_s,
             "num_processes": limits.num_processes,
         }
 

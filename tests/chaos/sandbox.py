@@ -1,21 +1,26 @@
 """Programs that try to leave the sandbox, take more than their share or never end.
 
-    python -m tests.chaos.sandbox [--seed N] [--short] [--calls N]
+    python -m tests.chaos.sandbox [--seed N] [--short] [--calls N] [--programs N]
 
 Every escape of `tests.chaos.rig.escapes` runs against a host that has something to find: a file, sockets, shared
 memory, processes. Then so many calls, one in ten of which hangs, as many at a time as there are cores.
+At last the scorer `code_tests` gets so many programs that loop, flood or recurse, as many at a time as there are cores,
+and again and again a sound one beside them.
 holds: none gets out; each call ends within its limit and 0.5 s, beside what one that does next to nothing took at most
-among them; afterwards no process is left.
+among them; every bad program gets 0 within the limit of one test, beside a wait for a sound one; the sound ones get 1, half of them within twice the
+time that one takes alone; afterwards no process is left.
 """
 
 import asyncio
 import ctypes
 import os
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,39 +28,61 @@ from typing import Any
 import psutil
 
 from protocol.sandbox.run import Limits, ProgramResult, Sandbox
+from rewards.code_tests import CodeScorer
+from rewards.sample import make_sample
 from tests.chaos.rig.escapes import ESCAPES, HANGING
 from tests.chaos.rig.verdict import conclude, options
 
 LATE_S = 0.5
 _LIMIT_S = 2.0
+_TEST_S, _WALL_PER_TEST = 1.0, 2.0
+_SOUND = "def square(x):\n    return sum(x for _ in range(x))"
+BAD = {
+    "loop": "while True: pass",
+    "loop in a test": "def square(x):\n    while True: pass",
+    "flood": "import sys\nwhile True:\n    print('x' * 999)\n    print('x' * 999, file=sys.stderr)",
+    "flood of values": "def square(x):\n    return list(range(10**9))",
+    "recursion": "def square(x):\n    return square(x + 1)",
+    "recursion by a generator": "def square(x):\n    yield from square(x)",
+    "memory": "held = []\nwhile True: held.append(bytearray(1 << 20))",
+    "sleep": "import time; time.sleep(600)",
+}
 _ROOMY = Limits(wall_s=60.0, memory_bytes=256 << 20)
 
 
 def main() -> int:
-    chosen = options(__doc__, calls=0)
-    return asyncio.run(_measured(chosen.calls or (40 if chosen.short else 1000), Random(chosen.seed)))
+    chosen = options(__doc__, calls=0, programs=0)
+    calls, programs = (40, 16) if chosen.short else (1000, 2000)
+    return asyncio.run(_measured(chosen.calls or calls, chosen.programs or programs, Random(chosen.seed)))
 
 
-async def _measured(num_calls: int, random: Random) -> int:
-    sandbox = Sandbox()
+async def _measured(num_calls: int, num_programs: int, random: Random) -> int:
+    sandbox, scoring = Sandbox(), Sandbox(64)
     try:
         await sandbox.check()
         out = await escaped(sandbox)
         print(f"{len(ESCAPES)} escapes, out: {', '.join(out) or 'none'}", flush=True)
         late, start_s = await late_calls(sandbox, num_calls, random)
         print(f"{num_calls} calls, late by more than {LATE_S} s: {late or 'none'}", flush=True)
+        scored = await score_bad_programs(scoring, num_programs, random)
+        print(f"{num_programs} bad programs: {scored}", flush=True)
         num_left = await processes_left(sandbox)
     finally:
         sandbox.close()
+        scoring.close()
     return conclude(
         "sandbox",
-        not out and not late and not num_left,
+        not out and not late and not num_left and scored.holds,
         escapes=len(ESCAPES),
         out=len(out),
         calls=num_calls,
         late=len(late),
         start_s=start_s,
         left=num_left,
+        programs=num_programs,
+        longest_s=round(scored.longest_s, 2),
+        alone_s=round(scored.alone_s, 2),
+        beside_s=round(scored.beside_s, 2),
     )
 
 
@@ -63,7 +90,7 @@ async def escaped(sandbox: Sandbox) -> list[str]:
     """Return the ways by which a program got out, or did not end by itself."""
     async with host_to_find() as values:
         rans = await asyncio.gather(*(attempted(sandbox, way, values) for way in ESCAPES))
-    return [way for way, ran in zip(ESCAPES, rans, strict=True) if "out" in ran.output.split() or ran.how != "exit"]
+    return [way for way, ran in zip(ESCAPES, rans, strict=True) if "out" in ran.output.split() or ran.how == "output"]
 
 
 async def attempted(sandbox: Sandbox, way: str, values: dict[str, Any]) -> ProgramResult:
@@ -124,6 +151,57 @@ async def _timed(sandbox: Sandbox, program: str, limits: Limits) -> float:
     started = time.monotonic()
     await sandbox.run(program, limits=limits)
     return time.monotonic() - started
+
+
+@dataclass(frozen=True)
+class BadPrograms:
+    """What the scorer made of bad programs and of a sound one beside them."""
+
+    num_rewarded: int  # bad programs that got anything but 0
+    num_missed: int  # sound programs that got anything but 1
+    longest_s: float  # for a bad program
+    slowest_s: float  # for a sound program
+    alone_s: float  # for the sound program alone, median
+    beside_s: float  # for the sound program beside bad ones, median
+
+    @property
+    def holds(self) -> bool:
+        # A bad program may wait for a sound one, whose tests came first.
+        is_quick = self.longest_s < _WALL_PER_TEST * _TEST_S + LATE_S + self.slowest_s
+        is_quick = is_quick and self.beside_s < 2 * self.alone_s
+        return not self.num_rewarded and not self.num_missed and is_quick
+
+
+async def score_bad_programs(sandbox: Sandbox, num_programs: int, random: Random) -> BadPrograms:
+    cores = os.cpu_count() or 1
+    scorer, slots, rewards = CodeScorer(sandbox, _TEST_S, 2 * cores), asyncio.Semaphore(cores), []
+    label = [f"assert square({number}) == {number**2}" for number in range(20)]
+
+    async def timed(code: str) -> tuple[float, float]:
+        started = time.monotonic()
+        (score,) = await scorer.score([make_sample(f"```python\n{code}\n```", None, label)])
+        return score.reward, time.monotonic() - started
+
+    async def bad(way: str) -> float:
+        async with slots:
+            reward, took_s = await timed(BAD[way])
+        rewards.append(reward)
+        return took_s
+
+    alone = [await timed(_SOUND) for _ in range(5)]
+    running = [asyncio.ensure_future(bad(random.choice(list(BAD)))) for _ in range(num_programs)]
+    beside = []
+    while not all(each.done() for each in running):
+        beside.append(await timed(_SOUND))
+        await asyncio.sleep(1.0)
+    return BadPrograms(
+        sum(reward != 0.0 for reward in rewards),
+        sum(reward != 1.0 for reward, _ in (*alone, *beside)),
+        max(await asyncio.gather(*running)),
+        max(took_s for _, took_s in (*alone, *beside)),
+        statistics.median(took_s for _, took_s in alone),
+        statistics.median(took_s for _, took_s in beside),
+    )
 
 
 async def processes_left(sandbox: Sandbox) -> int:

@@ -192,5 +192,7 @@ while True:
     "stopped": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
     "a read of nothing": "import os; r, w = os.pipe(); os.read(r, 1)",
     "a lock": "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "errors without end": "import logging\nwhile True: logging.error('x' * 999)",
+    "floods on both streams": "import sys\nwhile True:\n    print('x' * 999)\n    print('x' * 999, file=sys.stderr)",
     "a regular expression": "import re; re.match('(a+)+$', 'a' * 64 + 'b')",
 }
