@@ -50,8 +50,8 @@ class CodeScorer:
     """Runs the tests of programs in a sandbox; a Scorer by its method `score`.
 
     A program's first test runs alone, the others together. A test that exceeds a limit ends them: an endless loop costs
-    one time limit, not one per test. A program counts against max_fresh for its first half second only, then the sandbox
-    lowers its priority. So endless loops delay no sound program.
+    one time limit, not one per test. A program counts against max_fresh for its first half second only; then the
+    sandbox lowers its priority. So endless loops delay no sound program.
     """
 
     def __init__(self, sandbox: Sandbox, test_timeout_s: float, max_fresh: int) -> None:

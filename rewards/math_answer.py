@@ -1,6 +1,7 @@
 """The bundled mathematics scorer: 1 if the answer equals a target as an expression, else 0; uses math-verify.
 
-The answer is the last `<answer>` of the response, else `\\boxed{..}`, else the last expression. A policy may write
+The answer is the last `<answer>` of the response, else `\\boxed{..}`, else the last expression. An `<answer>` holds
+one expression, as a label does: a list of guesses is not equal to one of them. A policy may write
 expressions that no computer can evaluate, such as 9^9^9^9. So answers are compared in separate processes with limits on
 processor time and memory. An answer that exceeds them is not equal.
 """
@@ -10,6 +11,7 @@ import functools
 from collections.abc import Sequence
 
 from rewards.exact_match import last_answer
+from rewards.math_process import as_expression
 from rewards.processes import ProcessDied, ProcessPool
 from rewards.sample import Sample, Score, Scorer, targets_of
 
@@ -25,7 +27,7 @@ async def _score(processes: ProcessPool, samples: Sequence[Sample]) -> list[Scor
 
     async def score(sample: Sample, accepted: Sequence[str]) -> Score:
         answer = last_answer(sample.text)
-        request = {"answer": sample.text if answer is None else answer, "targets": accepted}
+        request = {"answer": sample.text if answer is None else as_expression(answer), "targets": accepted}
         try:
             is_equal = await processes.call(request)
         except ProcessDied:  # the kernel ended it at a limit

@@ -35,15 +35,15 @@ def is_equal(answer: str, targets: Sequence[str]) -> bool:
     from math_verify import parse, verify
 
     found = parse(answer[-_MAX_CHARACTERS:], parsing_timeout=None)
-    return any(
-        verify(parse(_as_expression(target), parsing_timeout=None), found, timeout_seconds=None) for target in targets
-    )
+    # Of a gsm8k target the part after `####` counts.
+    expected = (as_expression(target.rpartition("####")[2]) for target in targets)
+    return any(verify(parse(each, parsing_timeout=None), found, timeout_seconds=None) for each in expected)
 
 
-def _as_expression(target: str) -> str:
-    """Return a target in a form that parses as one expression; of a gsm8k target the part after `####`."""
-    target = target.rpartition("####")[2].strip()
-    return target if "\\boxed" in target or "$" in target else f"\\boxed{{{target}}}"
+def as_expression(text: str) -> str:
+    """Return a target, or what an `<answer>` holds, in a form that parses as one expression."""
+    text = text.strip().strip("*").removesuffix(".")  # Markdown, and the end of a sentence
+    return text if "\\boxed" in text or "$" in text else f"\\boxed{{{text}}}"
 
 
 def _limit_time() -> None:

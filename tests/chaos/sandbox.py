@@ -7,8 +7,8 @@ memory, processes. Then so many calls, one in ten of which hangs, as many at a t
 At last the scorer `code_tests` gets so many programs that loop, flood or recurse, as many at a time as there are cores,
 and again and again a sound one beside them.
 holds: none gets out; each call ends within its limit and 0.5 s, beside what one that does next to nothing took at most
-among them; every bad program gets 0 within the limit of one test, beside a wait for a sound one; the sound ones get 1, half of them within twice the
-time that one takes alone; afterwards no process is left.
+among them; every bad program gets 0 within the limit of one test, beside a wait for a sound one; the sound ones get 1,
+half of them within twice the time that one takes alone; afterwards no process is left.
 """
 
 import asyncio
@@ -87,10 +87,10 @@ async def _measured(num_calls: int, num_programs: int, random: Random) -> int:
 
 
 async def escaped(sandbox: Sandbox) -> list[str]:
-    """Return the ways by which a program got out, or did not end by itself."""
+    """Return the ways by which a program got out."""
     async with host_to_find() as values:
         rans = await asyncio.gather(*(attempted(sandbox, way, values) for way in ESCAPES))
-    return [way for way, ran in zip(ESCAPES, rans, strict=True) if "out" in ran.output.split() or ran.how == "output"]
+    return [way for way, ran in zip(ESCAPES, rans, strict=True) if "out" in ran.output.split()]
 
 
 async def attempted(sandbox: Sandbox, way: str, values: dict[str, Any]) -> ProgramResult:

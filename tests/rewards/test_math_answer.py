@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rewards.math_answer import make_math_scorer
-from rewards.math_process import is_equal
+from rewards.math_process import as_expression, is_equal
 from rewards.sample import SampleError, Score, Scorer, make_sample
 
 
@@ -27,6 +27,32 @@ from rewards.sample import SampleError, Score, Scorer, make_sample
 )
 def test_answer_equals_a_target_as_an_expression(answer: str, target: str, expected: bool) -> None:
     assert is_equal(answer, [target]) is expected
+
+
+LABELS = [
+    r"\frac{\sqrt{3}}{2}", "x+1", "2x^2-3", r"\pi", r"3\sqrt{2}", "(1,2)", r"(-\infty, 3]", "A", r"\text{Monday}",
+    "2^{10}", r"\{1,2,3\}", r"\begin{pmatrix}1\\2\end{pmatrix}", r"\sin x",
+    "i", "2+3i", "x=5", "0.5", "1,000", r"10\%", r"90^\circ",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_text_of_a_label_inside_the_tags_equals_it(label: str) -> None:
+    assert is_equal(as_expression(label), [label])
+    assert is_equal(as_expression(f"${label}$"), [label])
+
+
+@pytest.mark.parametrize(
+    ("answer", "label"),
+    [("1, 2, 3, 4, 5", "5"), ("4 or 5", "5"), ("not 7", "7"), (r"3\sqrt{2}", "3"), ("(1,2)", "2"), (r"2^{10}", "10")],
+)
+def test_guesses_and_parts_inside_the_tags_are_wrong(answer: str, label: str) -> None:
+    assert not is_equal(as_expression(answer), [label])
+
+
+@pytest.mark.parametrize("answer", ["**72**", "72.", " 72 apples", "$72$ apples", "x = 72"])
+def test_usual_wrappings_of_an_answer_are_right(answer: str) -> None:
+    assert is_equal(as_expression(answer), ["72"])
 
 
 def test_answer_may_equal_any_of_several_targets() -> None:
