@@ -92,7 +92,7 @@ class Coordinator:
         self._streaks = accounts.streaks
         self._window = window = StalenessWindow(settings.learner.groups_per_step, settings.learner.max_staleness)
         self._servers = Servers()
-        source = PromptSource(train, settings, ledger, last_step)
+        self._source = source = PromptSource(train, settings, ledger, last_step)
         self._groups = groups = OpenGroups(source, window, accounts)
         rewards_since = int(ledger.meta(REWARDS_SINCE_STEP) or 0)
         self._evaluations = Evaluations(
@@ -186,6 +186,7 @@ class Coordinator:
             self._groups.drop_stale(self._steps.policy_version)
         self._steps.answer_ranks(self._servers, now)
         self._steps.push_again(self._servers.all_lack_weights(self._steps.leasable_versions), now)
+        self._source.begin_turn()
         self._leases.lease_all(self._steps.leasable_versions, is_admitting=not self._steps.stop_reason, now=now)
         if now - self._pinged_at >= _PING_EVERY_S:
             self._pinged_at = now

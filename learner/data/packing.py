@@ -1,9 +1,10 @@
 """Splits a step's trajectories into micro-batches of equal number on every rank, within a token budget.
 
-numpy only: the coordinator imports no torch.
+The coordinator computes it, and imports no torch. N trajectories take N log N operations.
 """
 
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 
 # A token's cost grows with its trajectory's length: attention equals the linear layers' work at about this many tokens.
 _ATTENTION_PARITY_TOKENS = 4096
@@ -23,9 +24,9 @@ def plan_step(lengths: Sequence[int], num_ranks: int, micro_batch_tokens: int) -
     if num_ranks < 1 or micro_batch_tokens < 1:
         raise ValueError(f"num_ranks = {num_ranks} and micro_batch_tokens = {micro_batch_tokens} must be at least 1")
     bins = _first_fit_decreasing(lengths, micro_batch_tokens)
-    while len(bins) % num_ranks or not bins:
-        _split_costliest(bins, lengths)
-    return _balance(bins, lengths, num_ranks)
+    costs = [cost(length) for length in lengths]
+    _split_until_divisible(bins, costs, num_ranks)
+    return _balance(bins, costs, num_ranks)
 
 
 def cost(length: int) -> float:
@@ -34,42 +35,53 @@ def cost(length: int) -> float:
 
 
 def _first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    bins: list[list[int]] = []
-    room: list[int] = []
+    bins: list[list[int]] = [[] for _ in lengths]
+    num_leaves = 1 << max(0, len(lengths) - 1).bit_length()
+    # A binary tree: room[1] is the root, the last half has the bins in order, and a node has the larger of its two.
+    room = [capacity] * (2 * num_leaves)
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        length = lengths[index]
-        place = next((b for b, free in enumerate(room) if free >= length), None)
-        if place is None:
-            bins.append([index])
-            room.append(capacity - length)
-        else:
-            bins[place].append(index)
-            room[place] -= length
-    return bins
+        length = min(lengths[index], capacity)  # a longer trajectory fills an empty bin
+        node = 1
+        while node < num_leaves:
+            node = 2 * node + (room[2 * node] < length)
+        bins[node - num_leaves].append(index)
+        room[node] -= length
+        while node > 1:
+            node //= 2
+            room[node] = max(room[2 * node], room[2 * node + 1])
+    return [indices for indices in bins if indices]
 
 
-def _split_costliest(bins: list[list[int]], lengths: Sequence[int]) -> None:
-    """Halve the costliest bin of several trajectories; add an empty one when there is none."""
-    splittable = [b for b in bins if len(b) > 1]
-    if not splittable:
-        bins.append([])
-        return
-    widest = max(splittable, key=lambda b: sum(cost(lengths[i]) for i in b))
-    bins.remove(widest)
-    halves: tuple[list[int], list[int]] = ([], [])
-    for index in widest:  # decreasing lengths: the lighter half takes the next
-        min(halves, key=lambda half: sum(cost(lengths[i]) for i in half)).append(index)
-    bins += halves
+def _split_until_divisible(bins: list[list[int]], costs: Sequence[float], num_ranks: int) -> None:
+    """Halve the costliest bin of several trajectories, or add an empty one, until every rank gets as many bins."""
+    costliest = [(-sum(costs[i] for i in b), number, b) for number, b in enumerate(bins) if len(b) > 1]
+    heapify(costliest)
+    number = len(bins)
+    while len(bins) % num_ranks or not bins:
+        if not costliest:
+            bins.append([])
+            continue
+        widest = heappop(costliest)[2]
+        bins.remove(widest)
+        halves: tuple[list[int], list[int]] = ([], [])
+        for index in widest:  # decreasing lengths: the lighter half takes the next
+            min(halves, key=lambda half: sum(costs[i] for i in half)).append(index)
+        for half in halves:
+            bins.append(half)
+            number += 1
+            if len(half) > 1:
+                heappush(costliest, (-sum(costs[i] for i in half), number, half))
 
 
-def _balance(bins: list[list[int]], lengths: Sequence[int], num_ranks: int) -> list[list[list[int]]]:
+def _balance(bins: list[list[int]], costs: Sequence[float], num_ranks: int) -> list[list[list[int]]]:
     """Give every rank the same number of bins, each time to the rank with the least work so far."""
     per_rank = len(bins) // num_ranks
     ranks: list[list[list[int]]] = [[] for _ in range(num_ranks)]
-    work = [0.0] * num_ranks
-    costs = {id(b): sum(cost(lengths[i]) for i in b) for b in bins}
-    for bin_ in sorted(bins, key=lambda b: -costs[id(b)]):
-        rank = min((r for r in range(num_ranks) if len(ranks[r]) < per_rank), key=lambda r: work[r])
-        ranks[rank].append(sorted(bin_))
-        work[rank] += costs[id(bin_)]
+    least = [(0.0, rank) for rank in range(num_ranks)]
+    of_bins = [(sum(costs[i] for i in indices), indices) for indices in bins]
+    for of_bin, indices in sorted(of_bins, key=lambda each: -each[0]):
+        work, rank = heappop(least)
+        ranks[rank].append(sorted(indices))
+        if len(ranks[rank]) < per_rank:
+            heappush(least, (work + of_bin, rank))
     return ranks

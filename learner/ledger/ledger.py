@@ -179,6 +179,11 @@ class Ledger:
             (group, epoch, uid, position, reason, time.time()),
         )
 
+    def reason_of(self, group: str) -> str | None:
+        """Return the reason of a group's state; None without one."""
+        row = self._db.execute('SELECT reason FROM prompts WHERE "group" = ?', (group,)).fetchone()
+        return None if row is None else row[0]
+
     def scores_of(self, group: str) -> list[tuple[float, dict[str, float]]]:
         """Return score and the reward's parts of each sample of a trained or skipped group, in the order of samples.
 

@@ -3,12 +3,17 @@
 The scores are in the ledger, so a resumed run leaves out the same prompts as an uninterrupted one.
 """
 
+import re
+
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.groups.prompt_source import PromptSource
 from learner.data.filtered import LEFT_OUT, mean_score
 from learner.data.names import GroupName
 from learner.ledger.ledger import Ledger
 from protocol.settings.settings import Settings
+
+# In the reason of a prompt that was left out, as `Curriculum._judge` writes it.
+_SCORED_EPOCH = re.compile(rf"{re.escape(LEFT_OUT)}mean \S+ \S+ in epoch (\d+) is ")
 
 
 class Curriculum:
@@ -31,11 +36,17 @@ class Curriculum:
 
     def reason_to_leave_out(self, uid: str, epoch: int) -> str | None:
         """Return why a prompt is not drawn in an epoch; None when it is drawn."""
-        for earlier in range(epoch - 1, max(epoch - self._settings.every, -1), -1):
-            scores = self._ledger.scores_of(str(GroupName("train", earlier, uid)))
+        earlier = epoch - 1
+        while earlier > max(epoch - self._settings.every, -1):
+            name = str(GroupName("train", earlier, uid))
+            if (stated := _SCORED_EPOCH.search(self._ledger.reason_of(name) or "")) is not None:
+                earlier = int(stated[1])  # it was left out for the scores of that epoch: none are newer
+                continue
+            scores = self._ledger.scores_of(name)
             if len(scores) == self._group_size:
                 own = [score if self._score == "reward" else parts.get(self._score, 0.0) for score, parts in scores]
                 return self._judge(mean_score(own), earlier)
+            earlier -= 1
         return None
 
     def take_counts(self) -> dict[str, float]:

@@ -16,8 +16,8 @@ from protocol.errors import SettingsError
 from protocol.settings.data import in_words
 from protocol.settings.settings import Settings
 
-# Prompts that one turn of the coordinator's loop may leave out: servers wait for its answers.
-_MAX_LEFT_OUT = 1000
+_MAX_LEFT_OUT = 1000  # prompts left out in a row, after which the next one is drawn anyway
+_PASSES_PER_TURN = 1000  # prompts that one turn of the coordinator's loop leaves out
 
 
 def claim_prompts(ledger: Ledger, settings: Settings, train: Sequence[Prompt]) -> None:
@@ -55,6 +55,8 @@ class PromptSource:
         # (uid, epoch) -> why the prompt is not drawn in the epoch, or None: set by `Curriculum.attach`
         self.reason_to_leave_out: Callable[[str, int], str | None] | None = None
         self.num_prompts = len(train)
+        self._num_passes = _PASSES_PER_TURN
+        self._num_left_out = 0  # prompts left out since one was drawn
         self._train = train
         self._ledger = ledger
         self._group_size = settings.rollout.group_size
@@ -65,12 +67,17 @@ class PromptSource:
         self._by_uid = find_prompts(train, [old.uid for old in self._unfinished])
         self._num_left = (settings.run.max_steps - last_step) * settings.learner.groups_per_step
 
+    def begin_turn(self) -> None:
+        """Allow `take` to pass so many more prompts that are left out: servers wait for the turn's messages."""
+        self._num_passes = _PASSES_PER_TURN
+
     def take(self) -> Group | None:
-        """Return the next group, or None when the run needs no more."""
+        """Return the next group; None when the run needs no more, or when this turn has passed enough prompts."""
         if self._num_left <= 0:
             return None
-        self._num_left -= 1
-        return self._next_unfinished() or self._admit()
+        group = self._next_unfinished() or self._admit()
+        self._num_left -= group is not None
+        return group
 
     def recall(self, limit: int) -> list[Group]:
         """Return up to `limit` unfinished groups of an earlier start; `take` returns the others."""
@@ -97,10 +104,11 @@ class PromptSource:
             return group
         return None
 
-    def _admit(self) -> Group:
-        """Return the group of the next prompt that is drawn in its epoch."""
-        if self.reason_to_leave_out is not None:
-            self._leave_out(self.reason_to_leave_out)
+    def _admit(self) -> Group | None:
+        """Return the group of the next prompt that is drawn in its epoch; None when this turn has passed enough."""
+        if self.reason_to_leave_out is not None and not self._leave_out(self.reason_to_leave_out):
+            return None
+        self._num_left_out = 0
         position = self._position
         epoch, index = self._order.at(position)
         self._position += 1
@@ -108,13 +116,22 @@ class PromptSource:
         prompt = self._train[index]
         return Group(str(GroupName("train", epoch, prompt.uid)), prompt, "train", epoch, position, self._group_size)
 
-    def _leave_out(self, reason_of: Callable[[str, int], str | None]) -> None:
-        """Pass the prompts that are not drawn. After _MAX_LEFT_OUT in a row the next prompt is drawn anyway."""
-        for _ in range(min(_MAX_LEFT_OUT, len(self._train))):
+    def _leave_out(self, reason_of: Callable[[str, int], str | None]) -> bool:
+        """Pass the prompts that are not drawn; False when this turn has passed enough.
+
+        After _MAX_LEFT_OUT in a row, or all prompts, the next prompt is drawn anyway.
+        """
+        while self._num_left_out < min(_MAX_LEFT_OUT, len(self._train)):
             epoch, index = self._order.at(self._position)
             uid = uid_at(self._train, index)
             reason = reason_of(uid, epoch)
             if reason is None:
-                return
+                return True
+            if self._num_passes == 0:
+                return False
+            self._num_passes -= 1
+            self._num_left_out += 1
             self._ledger.add_skipped(str(GroupName("train", epoch, uid)), epoch, uid, self._position, reason)
             self._position += 1
+            self._ledger.set_meta("position", str(self._position))
+        return True

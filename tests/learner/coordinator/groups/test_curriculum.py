@@ -1,7 +1,7 @@
 """Easy and hard prompts are drawn less often, by what the ledger says of them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,10 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
         yield ledger
 
 
-def settings(**curriculum: Any) -> Settings:
+def settings(max_steps: int = 100, **curriculum: Any) -> Settings:
     return Settings.model_validate(
         {
-            "run": {"max_steps": 100},
+            "run": {"max_steps": max_steps},
             "rollout": {"group_size": 2},
             "learner": {"groups_per_step": 1},
             "data": {"train": "rows.jsonl", "curriculum": curriculum},
@@ -54,9 +54,9 @@ def train(ledger: Ledger, source: PromptSource, number: int, rewards: dict[str, 
     return names
 
 
-def drawing(settings: Settings, ledger: Ledger) -> tuple[PromptSource, Curriculum]:
+def drawing(settings: Settings, ledger: Ledger, prompts: Sequence[Prompt] = PROMPTS) -> tuple[PromptSource, Curriculum]:
     """Return a source that a curriculum decides for."""
-    source, curriculum = PromptSource(PROMPTS, settings, ledger, 0), Curriculum(settings, ledger)
+    source, curriculum = PromptSource(prompts, settings, ledger, 0), Curriculum(settings, ledger)
     source.reason_to_leave_out = curriculum.reason_to_leave_out
     return source, curriculum
 
@@ -114,3 +114,22 @@ def test_set_of_easy_prompts_alone_is_trained_still(ledger: Ledger) -> None:
     positions = ledger._db.execute("SELECT position FROM prompts ORDER BY position").fetchall()
     assert len({*taken}) == 20
     assert [position for (position,) in positions] == list(range(len(positions)))
+
+
+def test_prompt_that_many_epochs_left_out_takes_as_few_queries_as_one_of_the_last_epoch(ledger: Ledger) -> None:
+    source, curriculum = drawing(settings(easy=1.0, every=1000), ledger)
+    train(ledger, source, 4 + 3 * 20)
+    queries: list[str] = []
+    ledger._db.set_trace_callback(queries.append)
+    assert curriculum.reason_to_leave_out("p0", 20) is not None
+    assert len(queries) <= 6
+
+
+def test_turn_of_the_loop_passes_a_thousand_prompts_at_most(ledger: Ledger) -> None:
+    prompts = [Prompt(f"p{i}", "?", "", {}) for i in range(1100)]
+    source, _ = drawing(settings(max_steps=10_000, easy=0.0, every=9), ledger, prompts)
+    train(ledger, source, 1100, {prompt.uid: [1.0, 1.0] for prompt in prompts})
+    assert source.take() is not None  # drawn after a thousand
+    assert source.take() is None
+    source.begin_turn()
+    assert source.take() is not None
