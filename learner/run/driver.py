@@ -5,6 +5,7 @@
     a process, during a resumed start         one more attempt
     a process, during a first start           the run fails: its settings may be wrong
     a user's function, twice in one way       the run fails: another attempt would repeat it
+    the load of a checkpoint, by its digest   another attempt from the checkpoint before; a second time the run fails
     the cluster                               the run fails
 
 Modules that import Ray are imported late: Ray reads its credentials when it is first imported.
@@ -137,7 +138,7 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
     """
     from learner.run.attempt import RunAttempt, StoppedAtStart
 
-    furthest, num_restarts, last_error = -1, 0, ""
+    furthest, num_restarts, last_error, has_refused = -1, 0, "", False
     while True:
         attempt = RunAttempt(context, start)
         if context.copies is not None:
@@ -150,6 +151,9 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
             ended = "Stopped before the first step."
         except RefusedCheckpointError as error:
             attempt.end()
+            if has_refused:  # two corrupt ones in a row are improbable: the models or the settings have changed
+                raise
+            has_refused = True
             set_refused_aside(start, error)
             start = _restart(context, start, error)
             continue

@@ -13,6 +13,7 @@ from learner.disk.model_folder import (
     read_max_positions,
     read_vocab_size,
 )
+from learner.disk.run_folder import SETTINGS
 from learner.plan.memory import read_sizes
 from learner.plan.needs import needs_critic, needs_of
 from learner.run.checks.disk import check_disk
@@ -21,7 +22,11 @@ from learner.run.checks.user_code import check_user_code
 from learner.run.copied_start import start_with_copies
 from learner.run.start import RunStart, plan_start
 from protocol.errors import SettingsError
+from protocol.settings.loader import describe_settings, load_saved_settings
 from protocol.settings.settings import Settings
+
+_OF_A_START = ("run.name", "run.dir", "run.resume")  # settings that change nothing about a run
+_MOST_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,25 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
     train = read_train_prompts(settings, model, start) if has_prompts else None
     check_held_out(settings, model)
     check_disk(start.folder, settings, read_sizes(settings, model))
-    notices = (start.notice, train and train.notice, notice_frozen_policy(settings))
+    notices = (start.notice, notice_changes(settings, start), train and train.notice, notice_frozen_policy(settings))
     return CheckedRun(model, start, train, [notice for notice in notices if notice])
+
+
+def notice_changes(settings: Settings, start: RunStart) -> str | None:
+    """Return a notice with the settings that differ from the run's last start; None when it is new or none differs."""
+    saved = start.folder / SETTINGS
+    if start.checkpoint is None or not saved.is_file():
+        return None
+    before = {name: value for name, value, _ in describe_settings(load_saved_settings(saved))}
+    changed = [
+        f"{name} {before[name]} -> {value}"
+        for name, value, _ in describe_settings(settings)
+        if name not in _OF_A_START and before.get(name, value) != value
+    ]
+    if not changed:
+        return None
+    more = f", and {len(changed) - _MOST_SHOWN} more" if len(changed) > _MOST_SHOWN else ""
+    return f"Changed since the last start: {', '.join(changed[:_MOST_SHOWN])}{more}."
 
 
 def notice_frozen_policy(settings: Settings) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from learner.checkpoint.manifest import RefusedCheckpointError
 from learner.run import attempt, driver
 from learner.run.start import RunStart
 from protocol.errors import NeighbourError, OperatorError, SettingsError
@@ -83,6 +84,17 @@ def test_error_of_a_users_function_that_repeats_ends_the_run(run: Any) -> None:
     assert Attempt.launched == 3
     Attempt.launched = 0
     assert run(None, 0, first, other) == ("Done.", 0)
+
+
+def test_second_checkpoint_that_is_refused_ends_the_run_with_the_others_in_place(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aside: list[object] = []
+    monkeypatch.setattr(driver, "set_refused_aside", lambda start, error: aside.append(start))
+    refused = [RefusedCheckpointError(f"step {step}") for step in (9, 6, 3)]
+    with pytest.raises(RefusedCheckpointError, match="step 6"):
+        run(SimpleNamespace(step=9), 0, *refused)
+    assert (Attempt.launched, len(aside)) == (2, 1)
 
 
 def test_result_has_the_first_and_the_last_score_and_the_newest_model(tmp_path: Path) -> None:

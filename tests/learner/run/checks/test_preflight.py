@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from learner.run.checks.preflight import check_logit_bias, notice_frozen_policy
+from learner.checkpoint.manifest import Checkpoint
+from learner.run.checks.preflight import check_logit_bias, notice_changes, notice_frozen_policy
+from learner.run.start import RunStart
 from protocol.errors import SettingsError
+from protocol.settings.loader import save_settings
 from protocol.settings.settings import Settings
 
 
@@ -51,3 +54,13 @@ def test_a_run_that_ends_while_its_critic_warms_up_is_said_to_leave_the_policy_a
 @pytest.mark.parametrize("settings", [warming(5, 4), warming(0, 4), warming(4, 4, recipe="grpo")])
 def test_nothing_is_said_where_the_policy_is_trained_or_nothing_is(settings: Settings) -> None:
     assert notice_frozen_policy(settings) is None
+
+
+def test_resume_names_the_settings_that_differ_from_the_last_start(tmp_path: Path) -> None:
+    before = Settings.model_validate({"learner": {"lr": 0.003}, "run": {"name": "a"}})
+    save_settings(before, tmp_path / "settings.yaml")
+    start = RunStart(tmp_path, Checkpoint(tmp_path, 4, 4, "a", ""))
+    now = Settings.model_validate({"learner": {"lr": 0.001}, "run": {"name": "a", "resume": str(tmp_path)}})
+    assert notice_changes(now, start) == "Changed since the last start: learner.lr 0.003 -> 0.001."
+    assert notice_changes(before, start) is None
+    assert notice_changes(now, RunStart(tmp_path, None)) is None
