@@ -1,11 +1,16 @@
-"""Chat messages with contents of one text each, for chat templates of text models.
+"""Input of chat templates of text models: messages with contents of one text each, and the template's variables.
 
 Templates do not report a content that is a list of parts: some write its Python form, others nothing, and the policy
 would be trained on that.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from protocol.errors import SettingsError
+
+_RENDERED = ("messages", "tools", "documents", "add_generation_prompt")  # variables with a meaning of their own
 
 
 class ContentError(ValueError):
@@ -22,6 +27,21 @@ def with_texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         dict(message) if isinstance(message.get("content", ""), str | int | float) else _with_text(message, place)
         for place, message in enumerate(messages)
     ]
+
+
+def check_template_kwargs(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:
+    """Raise SettingsError for a variable that the tokenizer's chat template does not read: it would have no effect.
+
+    Example: {"enable_thinking": False} with a template of Qwen3.
+    """
+    template = getattr(tokenizer, "chat_template", None)
+    texts = list(template.values()) if isinstance(template, Mapping) else [str(template)]
+    for name in template_kwargs if template else ():
+        if name in _RENDERED or not any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts):
+            raise SettingsError(
+                f"settings: rollout.chat_template_kwargs has {name}, which is not a variable of this model's chat "
+                "template. Remove it."
+            )
 
 
 def _with_text(message: Mapping[str, Any], place: int) -> dict[str, Any]:

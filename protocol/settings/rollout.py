@@ -28,6 +28,9 @@ class RolloutSettings(Section):
     tensor_parallel_size: CountAboveZero = Field(1, description="GPUs of one server.")
     group_size: CountAboveZero = Field(8, le=4096, description="Samples of one prompt.")
     environment: EnvironmentName = Field("single_turn", description=f"{ENVIRONMENT_FORMS}.")
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description='Variables of the model\'s chat template, such as {"enable_thinking": false}.'
+    )
     max_turns: CountAboveZero = Field(4, description="Turns with a search or tool call, before the last turn.")
     max_response_tokens: CountAboveZero = Field(500, description="Longest policy message of one turn, in tokens.")
     max_observation_tokens: CountAboveZero = Field(

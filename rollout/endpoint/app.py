@@ -1,6 +1,6 @@
 """The endpoint's HTTP server: OpenAI's paths for agents, and /sluice/sessions for programs that request samples.
 
-    POST /v1/chat/completions                   a turn of the policy; GET /v1/models
+    POST /v1/chat/completions, /v1/responses    a turn of the policy; GET /v1/models
     POST /sluice/sessions                       a sample to play: its row and its key
     POST /sluice/sessions/ID/reward, /finish    end of the sample, with the agent's reward or without
 
@@ -8,7 +8,6 @@ Errors have OpenAI's form. A session that has ended answers every request with 4
 """
 
 import asyncio
-import json
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -25,11 +24,14 @@ from protocol.errors import OperatorError
 from protocol.http.app import BodyTimeoutError, BodyTooLargeError, make_app, read_body
 from protocol.http.bodies import BodyError, read_request
 from protocol.http.listen import PortTakenError, bind
-from rollout.endpoint.answers import chat_chunks, chat_completion, events
+from rollout.endpoint.chat import answer_chat, read_chat
 from rollout.endpoint.rendering import Rendering
 from rollout.endpoint.requests import Refusal, RewardBody, SessionBody, error_body
+from rollout.endpoint.responses import answer_responses, read_responses
 from rollout.endpoint.retries import RequestId
+from rollout.endpoint.session import AgentSession
 from rollout.endpoint.sessions import Sessions
+from rollout.endpoint.turns import TurnReply, TurnRequest
 
 _log = logging.getLogger(__name__)
 _MAX_BODY_BYTES = 32 << 20
@@ -37,6 +39,7 @@ _BODY_S = 60.0
 _BACKLOG = 4096
 _CLOSE_S = 10.0
 _NUM_PORTS = 256
+_MEDIA_TYPES = ("application/json", "text/event-stream")  # whole, streamed
 _Key = Annotated[str | None, Header(alias="Authorization")]
 
 
@@ -102,23 +105,38 @@ class _Server(uvicorn.Server):
 
 
 def _add_turns(app: FastAPI, sessions: Sessions, rendering: Rendering) -> None:
-    @app.post("/v1/chat/completions")
-    async def chat(request: Request, authorization: _Key = None) -> Response:
-        session = sessions.of_key(authorization)
+    async def read(request: Request, session: AgentSession, parse: Callable[..., Any], *more: Any) -> tuple[Any, ...]:
+        """Return a request's bytes, its body and the turn that it asks for."""
         raw = await _read_raw(request)
         session.end.check_open()
-        turn_request = await rendering.run(rendering.read_chat, raw, session.sampling)
+        body, turn_request = await rendering.run(rendering.read, parse, raw, session.sampling, *more)
         session.end.check_open()
-        pending = session.retries.begin(RequestId.of(request, raw), lambda: session.turn(turn_request))
+        return RequestId.of(request, raw), body, turn_request
+
+    async def turn(request: Request, session: AgentSession, sent: RequestId, turn_request: TurnRequest) -> TurnReply:
+        pending = session.retries.begin(sent, lambda: session.turn(turn_request))
         try:
             reply = await pending.wait(request)
         except Refusal:
             session.end.check_open()  # the end of the session is the reason
             raise
         session.mark_sent(reply)
-        if turn_request.body.stream:
-            return Response(events(chat_chunks(reply, turn_request)), media_type="text/event-stream")
-        return Response(json.dumps(chat_completion(reply, turn_request)), media_type="application/json")
+        return reply
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request, authorization: _Key = None) -> Response:
+        session = sessions.of_key(authorization)
+        sent, body, turn_request = await read(request, session, read_chat)
+        reply = await turn(request, session, sent, turn_request)
+        return Response(answer_chat(reply, body), media_type=_MEDIA_TYPES[bool(body.stream)])
+
+    @app.post("/v1/responses")
+    async def responses(request: Request, authorization: _Key = None) -> Response:
+        session = sessions.of_key(authorization)
+        sent, body, turn_request = await read(request, session, read_responses, session.histories)
+        reply = await turn(request, session, sent, turn_request)
+        session.histories.add(reply, body, turn_request)
+        return Response(answer_responses(reply, body), media_type=_MEDIA_TYPES[bool(body.stream)])
 
     @app.get("/v1/models")
     async def models(authorization: _Key = None) -> dict[str, Any]:
@@ -159,11 +177,12 @@ def _add_sessions(app: FastAPI, sessions: Sessions, base_url: str) -> None:
 
     @app.post("/sluice/sessions/{name}/reward")
     async def reward(name: str, request: Request, authorization: _Key = None) -> dict[str, Any]:
-        return sessions.report(name, authorization, read_request(RewardBody, await _read_raw(request)))
+        report = sessions.of_report(name, authorization)
+        return report(read_request(RewardBody, await _read_raw(request)))
 
     @app.post("/sluice/sessions/{name}/finish")
     async def finish(name: str, authorization: _Key = None) -> dict[str, Any]:
-        return sessions.report(name, authorization, None)
+        return sessions.of_report(name, authorization)(None)
 
 
 async def _read_raw(request: Request) -> bytes:

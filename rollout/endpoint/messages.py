@@ -15,22 +15,41 @@ _KNOWN_ROLES = ("system", "user", "assistant", "tool")
 class Message:
     """One chat message in one form.
 
-    A client returns our turns in its library's form: with nulls, other spaces in the arguments, stripped ends. Such a
-    turn is still ours.
+    A client returns our turns in its library's form: with nulls, other white space, other spelling of the arguments.
+    Such a turn is still ours.
     """
 
     rendered: dict[str, Any]  # message for the chat template
     same_as: tuple[Any, ...]  # equal for messages with the same meaning
 
 
-def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return an agent's messages. Raises: Refusal naming the first that a text model cannot read."""
-    return [_read_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+def read_messages(messages: Sequence[Mapping[str, Any]], field: str = "messages") -> list[Message]:
+    """Return an agent's messages. Raises: Refusal naming the first that a text model cannot read.
+
+    field: the request's.
+    """
+    return [_read_message(message, f"{field}[{place}]") for place, message in enumerate(messages)]
+
+
+def read_content(content: Any, path: str) -> str:
+    """Return a content, a text or a list of parts, as one text. Raises: Refusal for a part without a text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise Refusal(400, f"{path} is neither text nor a list of parts", path)
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise Refusal(400, f"{path} has a part of the type {kind!r:.40}: only texts can be read here", path)
+        texts.append(text)
+    return "".join(texts)
 
 
 def own_turn(content: str, calls: Sequence[tuple[str, Any]]) -> tuple[Any, ...]:
     """Return the `same_as` of the policy's own turn. calls: (name of the tool, arguments)."""
-    return ("assistant", content.strip(), tuple((name, _comparable(arguments)) for name, arguments in calls))
+    return ("assistant", "".join(content.split()), tuple((name, _comparable(arguments)) for name, arguments in calls))
 
 
 def _read_message(message: Mapping[str, Any], path: str) -> Message:
@@ -38,7 +57,7 @@ def _read_message(message: Mapping[str, Any], path: str) -> Message:
     role = _ROLES.get(str(role), role)
     if role not in _KNOWN_ROLES:
         raise Refusal(400, f"{path}.role is {role!r:.80}, expected one of {', '.join(_KNOWN_ROLES)}", f"{path}.role")
-    content = _read_content(message.get("content"), f"{path}.content")
+    content = read_content(message.get("content"), f"{path}.content")
     rendered: dict[str, Any] = {"role": role, "content": content}
     for name in ("name", "tool_call_id"):
         if isinstance(value := message.get(name), str):
@@ -52,21 +71,6 @@ def _read_message(message: Mapping[str, Any], path: str) -> Message:
         rendered["tool_calls"] = calls
     functions = [call["function"] for call in calls]
     return Message(rendered, own_turn(content, [(each["name"], each["arguments"]) for each in functions]))
-
-
-def _read_content(content: Any, path: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise Refusal(400, f"{path} is neither text nor a list of parts", path)
-    texts = []
-    for part in content:
-        text = part.get("text") if isinstance(part, Mapping) else None
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise Refusal(400, f"{path} has a part of the type {kind!r:.40}: only texts can be read here", path)
-        texts.append(text)
-    return "".join(texts)
 
 
 def _read_call(call: Any, path: str) -> dict[str, Any]:

@@ -44,7 +44,9 @@ class AgentPlayer:
         token: the cluster's, which external programs send. Raises: OperatorError when agents.host cannot be used.
         """
         # Copying a tokenizer takes up to a second.
-        rendering = await asyncio.to_thread(Rendering, engine.tokenizer, spec.tools.call_format)
+        rendering = await asyncio.to_thread(
+            Rendering, engine.tokenizer, spec.tools.call_format, spec.rollout.chat_template_kwargs
+        )
         conversations = Conversations(engine, gate, spec.rollout, server, spec.sampling)
         return cls(conversations, rendering, program, scorer, spec, token)
 

@@ -4,90 +4,46 @@ import asyncio
 import copy
 import itertools
 import json
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from protocol.errors import NeighbourError, SettingsError
-from protocol.http.bodies import read_request
-from rollout.endpoint.branches import BranchTurn, Unit
-from rollout.endpoint.messages import Message, own_turn, read_messages
-from rollout.endpoint.requests import ChatBody, Refusal, SessionSampling, check_others, check_tool_choice
+from rollout.endpoint.branches import BranchTurn
+from rollout.endpoint.requests import Refusal
+from rollout.endpoint.turns import AgentCall, TurnRequest, TurnText
 from rollout.engine.generation import Generation
-from rollout.environments.base import Chat
+from rollout.environments.base import Chat, ToolRefusal
+from rollout.environments.tool_use.arguments import fit_arguments
 from rollout.environments.tool_use.call_formats import choose_reader
 from rollout.episodes.chat_tokens import ChatTokens
 from rollout.episodes.control_names import control_tokens
 from rollout.episodes.transcript import Transcript
 
 _T = TypeVar("_T")
+_Body = TypeVar("_Body")
+_MAX_CHATS = 16  # kept renderers of requests with chat_template_kwargs
 # Agents' texts are never cut: a text that does not fit is refused.
 _UNCUT = 1 << 62
-
-
-@dataclass(frozen=True)
-class AgentCall:
-    """A call of a tool, which the agent runs."""
-
-    id: str  # id of 9 characters, as some chat templates require
-    name: str  # tool's name
-    arguments: str  # JSON object
-
-
-@dataclass(frozen=True)
-class TurnText:
-    """A turn of the policy as the agent reads it."""
-
-    content: str  # text without calls, without a stop string, without the token that ended it
-    calls: list[AgentCall]  # calls in order
-    finish: Literal["stop", "length", "tool_calls"]  # OpenAI's finish_reason
-    stop: str  # stop string that ended the turn, as far as its tokens have it; "": none
-    num_tokens: int  # sampled tokens
-
-    @property
-    def unit(self) -> Unit:
-        """The turn in comparable form."""
-        return own_turn(self.content, [(call.name, call.arguments) for call in self.calls])
-
-    @property
-    def unit_with_stop(self) -> Unit | None:
-        """The turn with its stop string put back by the agent, in comparable form; None: the same."""
-        return own_turn(self.content + self.stop, []) if self.stop and not self.calls else None
-
-
-@dataclass(frozen=True)
-class TurnRequest:
-    """A request for a turn, read and checked."""
-
-    messages: list[Message]  # whole history
-    tools: list[dict[str, Any]]  # tools for the chat template
-    may_call: bool  # True: the turn's calls are read
-    body: ChatBody  # fields of the request
-
-    @property
-    def kind(self) -> Hashable:
-        """Kind of the request: it continues conversations of its own kind only."""
-        return json.dumps(self.tools, sort_keys=True)
-
-    @property
-    def history(self) -> list[Unit]:
-        """The history in comparable form."""
-        return [message.same_as for message in self.messages]
 
 
 class Rendering:
     """Texts of one model. Call its methods by `run`: two threads must not use a tokenizer at once."""
 
-    def __init__(self, tokenizer: Any, call_format: str) -> None:
-        """tokenizer: the engine's; a copy is used. call_format: tools.call_format."""
+    def __init__(self, tokenizer: Any, call_format: str, template_kwargs: Mapping[str, Any]) -> None:
+        """tokenizer: the engine's; a copy is used. call_format, template_kwargs: of the settings.
+
+        Raises: SettingsError for variables that the chat template does not read.
+        """
         # Encoding changes flags inside a tokenizer, and the engine's is used in another thread.
         self._tokenizer = own = copy.deepcopy(tokenizer)
         self._calls = None
         with suppress(SettingsError):  # agents without tools run with any model
             self._calls = choose_reader(call_format, own)
-        self._chat = ChatTokens(own)
+        self._template_kwargs = dict(template_kwargs)
+        self._chat = ChatTokens(own, self._template_kwargs)
+        self._chats: dict[str, ChatTokens] = {}  # by a request's own variables
         self._control = control_tokens(own)
         self._numbers = itertools.count()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="agents-text")
@@ -100,15 +56,17 @@ class Rendering:
         """End the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def read_chat(self, raw: bytes, sampling: SessionSampling) -> TurnRequest:
-        """Return a request for a chat completion. Raises: Refusal, BodyError."""
-        body = read_request(ChatBody, raw)
-        check_others(body, sampling)
-        may_call = check_tool_choice(body.tool_choice) and bool(body.tools)
-        if may_call and self._calls is None:
+    def read(self, parse: Callable[..., tuple[_Body, TurnRequest]], *arguments: Any) -> tuple[_Body, TurnRequest]:
+        """Return parse(*arguments): a request. Raises: Refusal, also for tools and variables without a use."""
+        body, request = parse(*arguments)
+        if request.may_call and self._calls is None:
             problem = "the model's calls of tools cannot be read. Set tools.call_format"
             raise Refusal(400, problem, "tools", "unsupported_value")
-        return TurnRequest(read_messages(body.messages), body.tools or [], may_call, body)
+        try:
+            self._chat_of(request)
+        except SettingsError as error:
+            raise Refusal(400, str(error), "chat_template_kwargs", "unsupported_value") from None
+        return body, request
 
     def tokens(self, request: TurnRequest, new_from: int, last: BranchTurn | None) -> list[int]:
         """Return the tokens of the messages from `new_from` on.
@@ -117,10 +75,11 @@ class Rendering:
         cannot take them.
         """
         new = [message.rendered for message in request.messages[new_from:]]
+        chat = self._chat_of(request)
         try:
             if last is None:
-                return self._chat.prompt(Chat(new, request.tools))
-            return self._chat.reply(new, request.tools, last.last_token, _UNCUT)[0]
+                return chat.prompt(Chat(new, request.tools))
+            return chat.reply(new, request.tools, last.last_token, _UNCUT)[0]
         except NeighbourError as error:
             raise Refusal(400, error.detail, "messages") from None
 
@@ -138,11 +97,25 @@ class Rendering:
             # A turn with a call that cannot be read stays text: the agent decides.
             if written and not any(call.problem for call in written):
                 content = before
-                calls = [AgentCall(self._call_id(), call.name, json.dumps(dict(call.arguments))) for call in written]
+                calls = [
+                    AgentCall(self._call_id(), call.name, _typed(call.arguments, call.name, request.tools))
+                    for call in written
+                ]
         finish: Literal["stop", "length", "tool_calls"] = "tool_calls" if calls else "stop"
         if generation.finish_reason == "length":
             finish = "length"
         return TurnText(content, calls, finish, stop, len(generation.tokens))
+
+    def _chat_of(self, request: TurnRequest) -> ChatTokens:
+        """Return the renderer with a request's variables. Raises: SettingsError for one that the template ignores."""
+        if not request.template_kwargs:
+            return self._chat
+        key = json.dumps(request.template_kwargs, sort_keys=True)
+        if key not in self._chats:
+            self._chats[key] = ChatTokens(self._tokenizer, {**self._template_kwargs, **request.template_kwargs})
+            if len(self._chats) > _MAX_CHATS:
+                del self._chats[next(iter(self._chats))]
+        return self._chats[key]
 
     def _call_id(self) -> str:
         return f"call{next(self._numbers) % 100_000:05d}"
@@ -153,3 +126,18 @@ class Rendering:
         if stop is None:
             return text.removesuffix(self._control.get(generation.tokens[-1], "")), ""
         return text[: text.rfind(stop)], stop
+
+
+def _typed(arguments: Mapping[str, Any], name: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a call's arguments in the types of the request's tool; one that does not fit stays as the policy wrote it.
+
+    Some models write every argument as text.
+    """
+    functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), Mapping)]
+    parameters = next((each.get("parameters") or {} for each in functions if each.get("name") == name), {})
+    fields = parameters.get("properties") or {}
+    typed = dict(arguments)
+    for field, value in arguments.items():
+        with suppress(ToolRefusal):
+            typed |= fit_arguments({field: value}, {"function": {"parameters": {"properties": fields}}})
+    return typed

@@ -1,20 +1,18 @@
-"""Bodies of agents' requests: their fields, and the fields that are refused.
+"""Common parts of agents' requests: fields, and the fields that are refused.
 
 vLLM's own request type accepts some sixty fields that change the distribution of the policy's tokens. Then every
 importance ratio would be wrong. So a field is accepted here only with a value that leaves the distribution unchanged.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-_MAX_STOPS = 64
-_Stop = Annotated[str, Field(min_length=1, max_length=200)]
-_Stops = Annotated[list[_Stop], Field(max_length=_MAX_STOPS)]
 # Fields without effect on the policy's tokens.
 _IGNORED = {
-    "user", "metadata", "store", "service_tier", "seed",
+    "user", "metadata", "store", "service_tier", "seed", "include",
     "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
 }  # fmt: skip
 # Fields of the reply's form, with the supported values.
@@ -30,6 +28,11 @@ _SHAPES: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
+    "text": ({"format": {"type": "text"}}, {}),
+    "background": (False,),
+    "conversation": (),
+    "prompt": (),
+    "truncation": ("disabled",),
 }
 # Fields of the distribution, with the values that leave it unchanged.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -41,6 +44,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "logit_bias": ({},),
     "parallel_tool_calls": (True,),
+    "reasoning": ({},),
 }
 _ADVICE = "Leave it out, or set agents.other_sampling = ignore"
 _ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
@@ -68,30 +72,17 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-class ChatBody(BaseModel):
-    """POST /v1/chat/completions. `check_others` checks all other fields."""
+class TurnBody(BaseModel):
+    """Common fields of requests for a turn."""
 
     model_config = ConfigDict(extra="allow")
 
     model: str = ""  # any name: a server has one model
-    stop: _Stop | _Stops | None = None  # strings that end the turn; the reply leaves them out
-    max_tokens: Annotated[int, Field(gt=0)] | None = None  # most tokens of the turn
+    tools: list[dict[str, Any]] | None = None  # functions that the agent runs
+    tool_choice: Any = None  # "none": the turn's calls stay text; all other choices: calls are read, never forced
     stream: bool | None = None  # true: server-sent events
     stream_options: dict[str, Any] | None = None  # include_usage
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=10_000)]  # conversation so far
-    max_completion_tokens: Annotated[int, Field(gt=0)] | None = None  # newer name of max_tokens
-    tools: list[dict[str, Any]] | None = None  # tools for the model's chat template
-    tool_choice: Any = None  # "auto", or "none": the turn's calls stay text
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The strings that end a turn."""
-        return tuple([self.stop] if isinstance(self.stop, str) else self.stop or ())
-
-    @property
-    def limit(self) -> int | None:
-        """Most tokens of the turn; None: rollout.max_response_tokens."""
-        return self.max_completion_tokens or self.max_tokens
+    chat_template_kwargs: dict[str, Any] | None = None  # variables of the model's chat template
 
 
 class SessionBody(BaseModel):
@@ -116,7 +107,7 @@ class SessionSampling:
     other_sampling: Literal["refuse", "ignore"]  # agents.other_sampling
 
 
-def check_others(body: ChatBody, sampling: SessionSampling) -> None:
+def check_others(body: TurnBody, sampling: SessionSampling) -> None:
     """Raise Refusal for fields that would change the reply's form or the distribution of tokens."""
     given = {name: value for name, value in (body.model_extra or {}).items() if value is not None}
     for name, value in given.items():
@@ -136,14 +127,17 @@ def check_others(body: ChatBody, sampling: SessionSampling) -> None:
             raise _other_distribution(name, value, f"{name} = {_NEUTRAL[name][0]!r}")
 
 
-def check_tool_choice(choice: Any) -> bool:
-    """Return whether a turn's calls are read. Raises: Refusal for a choice that would force the policy's tokens."""
-    if choice is None or choice == "auto":
-        return True
-    if choice == "none":
+def may_call(choice: Any, tools: Sequence[Any]) -> bool:
+    """Return whether a turn's calls are read. A choice that would force a call leaves the policy free to write none.
+
+    Tokens that are forced are not sampled from the policy. Raises: Refusal for an unknown choice.
+    """
+    if choice == "none" or not tools:
         return False
-    problem = f"tool_choice = {choice!r:.80} would force the policy's tokens, which are then not sampled from it"
-    raise Refusal(400, f"{problem}. Use auto or none", "tool_choice", "unsupported_value")
+    if choice in (None, "auto", "required") or isinstance(choice, dict):
+        return True
+    problem = f"tool_choice = {choice!r:.80}, expected auto, none, required or a named tool"
+    raise Refusal(400, problem, "tool_choice", "unsupported_value")
 
 
 def _other_distribution(name: str, value: Any, drawn: str) -> Refusal:

@@ -20,8 +20,8 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from protocol.errors import NeighbourError
-from rollout.endpoint.answers import TurnReply
 from rollout.endpoint.requests import Refusal
+from rollout.endpoint.turns import TurnReply
 
 
 @dataclass(frozen=True)

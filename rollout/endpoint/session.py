@@ -16,11 +16,12 @@ from protocol.errors import NeighbourError
 from protocol.one_line import describe_error
 from protocol.settings.rollout import AgentsSettings
 from protocol.wire.trajectory import Finish
-from rollout.endpoint.answers import TurnReply
 from rollout.endpoint.branches import Branches, BranchTurn, Place
-from rollout.endpoint.rendering import Rendering, TurnRequest
+from rollout.endpoint.rendering import Rendering
 from rollout.endpoint.requests import Refusal, RewardBody, SessionSampling
+from rollout.endpoint.responses import Histories
 from rollout.endpoint.retries import Retries
+from rollout.endpoint.turns import TurnReply, TurnRequest
 from rollout.engine.generation import Generation
 from rollout.episodes.conversation import Conversation, Conversations
 from rollout.episodes.sample import AGENT, SampleTask, WrittenSoFar
@@ -79,6 +80,7 @@ class AgentSession:
         self.settings = settings
         self.sampling = sampling
         self.retries = Retries()
+        self.histories = Histories()
         self.result: asyncio.Future[AgentResult] = asyncio.get_running_loop().create_future()
         self._conversations = conversations
         self._written = written
@@ -152,7 +154,7 @@ class AgentSession:
         turn = BranchTurn(len(history), generation.tokens[-1], num_model_tokens)
         number = self._branches.add_turn(branch, history, turn, text.unit_with_stop)
         version = generation.version_spans[-1][2]
-        return TurnReply(f"turn-{secrets.token_hex(12)}", int(time.time()), text, num_before, version, branch, number)
+        return TurnReply(secrets.token_hex(12), int(time.time()), text, num_before, version, branch, number)
 
     def mark_sent(self, reply: TurnReply) -> None:
         """Record that the agent got a turn."""
@@ -169,7 +171,7 @@ class AgentSession:
         try:
             conversation = self._conversation(place, tokens)
             num_before = len(conversation.transcript)
-            generation = await conversation.next_turn(request.body.stops, request.body.limit)
+            generation = await conversation.next_turn(request.stops, request.max_tokens)
         except NeighbourError as error:
             if error.boundary == "prompt":
                 raise Refusal(400, error.detail, "messages") from None

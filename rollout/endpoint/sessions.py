@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 from rollout.endpoint.requests import Refusal, RewardBody
@@ -94,8 +95,11 @@ class Sessions:
             end.check_open()
         raise Refusal(401, _NO_KEY, code="invalid_api_key")
 
-    def report(self, name: str, authorization: str | None, reward: RewardBody | None) -> dict[str, Any]:
-        """End the session of this id, with its own key or the cluster's token; return the reply. Raises: Refusal."""
+    def of_report(self, name: str, authorization: str | None) -> Callable[[RewardBody | None], dict[str, Any]]:
+        """Return the function that ends the session of this id, for its own key or the cluster's token.
+
+        The function returns the reply. Both raise Refusal.
+        """
         session, key = self._by_id.get(name), _bearer(authorization)
         end = session.end if session is not None else self._ended.get(name)
         if end is not None and name != end.id:
@@ -104,7 +108,7 @@ class Sessions:
             self.check_token(authorization)
         if end is None:
             raise Refusal(404, f"there is no session {name[:80]} here, or it ended long ago")
-        return end.report(reward) if session is None else session.report(reward)
+        return end.report if session is None else session.report
 
     def check_token(self, authorization: str | None) -> None:
         """Raise Refusal for a request without the cluster's token."""

@@ -11,11 +11,11 @@ Only trusted text makes control tokens. In untrusted text their names stay lette
 without the beginning of one at its end, has the tokenizer's own tokens.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from protocol.errors import NeighbourError
-from protocol.message_texts import ContentError, with_texts
+from protocol.message_texts import ContentError, check_template_kwargs, with_texts
 from protocol.one_line import one_line
 from rollout.environments.base import Chat, Messages, Observation, Prompt, RenderedText
 from rollout.environments.guard import ENVIRONMENT
@@ -33,9 +33,14 @@ _SPARES = (0, 4, 16, 64)
 class ChatTokens:
     """Tokens of prompts and observations for one model. Raises NeighbourError for texts that it cannot encode."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        """tokenizer: the model's Hugging Face tokenizer."""
+    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> None:
+        """tokenizer: the model's Hugging Face tokenizer. template_kwargs: rollout.chat_template_kwargs.
+
+        Raises: SettingsError for variables that the chat template does not read.
+        """
         self._tokenizer = tokenizer
+        self._template_kwargs = dict(template_kwargs or {})
+        check_template_kwargs(tokenizer, self._template_kwargs)
         self._names = ControlNames(tokenizer, lambda text: self._encode(text, PROMPT))
         self._control = self._names.ids
 
@@ -175,10 +180,15 @@ class ChatTokens:
             raise NeighbourError(boundary, f"the tokenizer cannot encode it: {one_line(error)}") from error
 
     def _render(self, chat: Chat, boundary: str, tokenize: bool) -> Any:
-        tools: dict[str, Any] = {"tools": chat.tools} if chat.tools else {}
+        options: dict[str, Any] = {"tools": chat.tools} if chat.tools else {}
         try:
             return self._tokenizer.apply_chat_template(
-                chat.messages, add_generation_prompt=True, tokenize=tokenize, return_dict=False, **tools
+                chat.messages,
+                add_generation_prompt=True,
+                tokenize=tokenize,
+                return_dict=False,
+                **options,
+                **self._template_kwargs,
             )
         except Exception as error:  # templates raise whatever jinja does
             raise NeighbourError(boundary, f"the model's chat template refuses it: {one_line(error)}") from error

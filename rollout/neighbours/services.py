@@ -93,8 +93,8 @@ class Services(ClosedAtExit):
 
     def _render(self, messages: Messages) -> str:
         """Return chat messages in the model's template."""
-        messages = with_texts(messages)
-        return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        options = {"add_generation_prompt": True, "tokenize": False, **self._spec.rollout.chat_template_kwargs}
+        return str(self._tokenizer.apply_chat_template(with_texts(messages), **options))
 
 
 def _open_rewards(rewards: RewardsSettings, node: Node, is_given: bool) -> RewardClient | NoRewards:

@@ -33,7 +33,11 @@ QWEN = """{% if tools %}<|im_start|>system
 {"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}
 </tool_call>{% endfor %}<|im_end|>
 {% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+{% if enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
 CODER = QWEN.replace(
     """{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}""",
     "<function={{ f.name }}>{% for key, value in f.arguments.items() %}\n<parameter={{ key }}>\n{{ value }}\n"
@@ -88,6 +92,13 @@ FAMILIES = {
         CHATML,
         "<|im_end|>",
         '<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>',
+        _CHATML_RESULT,
+    ),
+    "qwen3_coder": ToolModel(
+        CODER,
+        CHATML,
+        "<|im_end|>",
+        "<tool_call>\n<function={name}>\n{arguments}\n</function>\n</tool_call>",
         _CHATML_RESULT,
     ),
     "llama3": ToolModel(

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from learner.data.prompt_reading import Refusal
 from learner.data.prompts import Prompt
 from protocol.errors import SettingsError
-from protocol.message_texts import with_texts
+from protocol.message_texts import check_template_kwargs, with_texts
 from protocol.settings.settings import Settings
 
 # Tokens that a tokenizer adds around a text, such as begin and end marks.
@@ -44,6 +44,7 @@ class PromptJudge:
         rollout = settings.rollout
         self._model = model
         self._trust_remote_code = settings.policy.trust_remote_code
+        self._template_kwargs = rollout.chat_template_kwargs
         self._context, self._response = rollout.max_context_tokens, rollout.max_response_tokens
         self._max_tokens = max_tokens
         self._room = min(self._context - self._response, max_tokens or self._context)
@@ -116,7 +117,10 @@ class PromptJudge:
         if self._child is None:
             self._child = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         try:
-            return self._child.submit(measure_prompts, self._model, self._trust_remote_code, list(prompts)).result()
+            loading = (self._model, self._trust_remote_code, self._template_kwargs)
+            return self._child.submit(measure_prompts, *loading, list(prompts)).result()
+        except SettingsError:
+            raise
         except BrokenProcessPool as error:
             raise self._unusable(error) from error
         except Exception as error:  # a tokenizer that cannot be loaded raises anything
@@ -142,11 +146,19 @@ def _content_bytes(messages: Sequence[dict[str, Any]]) -> int:
 
 
 def measure_prompts(
-    model: Path, trust_remote_code: bool, prompts: Sequence[str | list[dict[str, Any]]]
+    model: Path,
+    trust_remote_code: bool,
+    template_kwargs: dict[str, Any],
+    prompts: Sequence[str | list[dict[str, Any]]],
 ) -> list[PromptLength]:
-    """Return each prompt's length. Raises: errors of the tokenizer's loading."""
+    """Return each prompt's length.
+
+    template_kwargs: rollout.chat_template_kwargs. Raises: errors of the tokenizer's loading; SettingsError for
+    variables that the chat template does not read.
+    """
     tokenizer = _tokenizer(model, trust_remote_code)
-    return [_measure_one(tokenizer, prompt) for prompt in prompts]
+    check_template_kwargs(tokenizer, template_kwargs)
+    return [_measure_one(tokenizer, prompt, template_kwargs) for prompt in prompts]
 
 
 @lru_cache(maxsize=1)
@@ -156,11 +168,13 @@ def _tokenizer(model: Path, trust_remote_code: bool) -> Any:
     return AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
 
 
-def _measure_one(tokenizer: Any, prompt: str | list[dict[str, Any]]) -> PromptLength:
+def _measure_one(tokenizer: Any, prompt: str | list[dict[str, Any]], template_kwargs: dict[str, Any]) -> PromptLength:
     try:
         if isinstance(prompt, str):
             return PromptLength(len(tokenizer.encode(prompt)), len(prompt.encode()))
-        text = tokenizer.apply_chat_template(with_texts(prompt), add_generation_prompt=True, tokenize=False)
+        text = tokenizer.apply_chat_template(
+            with_texts(prompt), add_generation_prompt=True, tokenize=False, **template_kwargs
+        )
         return PromptLength(len(tokenizer.encode(text, add_special_tokens=False)), len(text.encode()))
     except Exception as error:  # templates raise whatever jinja does
         reason = " ".join(str(error).split())[:300] or type(error).__name__

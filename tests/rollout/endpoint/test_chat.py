@@ -112,7 +112,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 1.0}, "every ratio would be wrong"),
     ({"n": 2}, "n = 2 is not supported here"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"tools": [ADD], "tool_choice": "required"}, "would force the policy's tokens"),
+    ({"tools": [ADD], "tool_choice": "some"}, "expected auto, none, required or a named tool"),
+    ({"extra_body": {"chat_template_kwargs": {"thinking": True}}}, "is not a variable of this model's chat template"),
     ({"extra_body": {"guided_json": {}}}, "guided_json is not known here"),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role is 'king'"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "has a part of the type 'image_url'"),
@@ -183,3 +184,75 @@ async def test_calls_of_a_streamed_turn_come_in_order_with_the_tokens_used() -> 
             assert last[0].choices[0].delta.content == "5"
         await scene.end(told, "reward", reward=1.0)
         assert (await scene.trajectory("g")).facts.num_turns == 2
+
+
+BOOK = {
+    "type": "function",
+    "function": {
+        "name": "book",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "seats": {"type": "integer"},
+                "window": {"type": "boolean"},
+                "days": {"type": "array"},
+                "who": {"type": "string"},
+            },
+        },
+    },
+}
+BOOKS = """<tool_call>
+<function=book>
+<parameter=seats>
+2
+</parameter>
+<parameter=window>
+false
+</parameter>
+<parameter=days>
+["mon", "tue"]
+</parameter>
+<parameter=who>
+7
+</parameter>
+<parameter=other>
+1
+</parameter>
+</function>
+</tool_call><|im_end|>"""
+
+
+@pytest.mark.parametrize("tool_choice", ["auto", "required", {"type": "function", "function": {"name": "book"}}])
+async def test_arguments_have_the_types_of_the_requests_tools(tool_choice: Any) -> None:
+    async with taken(lambda context: BOOKS, family="qwen3_coder") as (_, _, client):
+        messages: Any = [{"role": "user", "content": "a"}]
+        asked: Any = {"tools": [BOOK], "tool_choice": tool_choice}
+        turn = await client.chat.completions.create(model="m", messages=messages, **asked)
+    (call,) = turn.choices[0].message.tool_calls or []
+    assert json.loads(call.function.arguments) == {
+        "seats": 2, "window": False, "days": ["mon", "tue"], "who": "7", "other": "1",
+    }  # fmt: skip
+
+
+async def test_turn_that_comes_back_with_other_white_space_keeps_its_tokens() -> None:
+    turns = iter(["<think>\nhm\n</think>\n\n2 + 2 = 4<|im_end|>", "yes<|im_end|>"])
+    async with taken(lambda context: next(turns)) as (scene, told, client):
+        echo = "<think>hm</think> 2 + 2\n= 4"
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
+        history: Any = [{"role": "user", "content": "a"}, {"role": "assistant", "content": echo}]
+        await client.chat.completions.create(model="m", messages=[*history, {"role": "user", "content": "sure?"}])
+        await scene.end(told, "reward", reward=1.0)
+        assert (await scene.trajectory("g")).facts.num_turns == 2
+    (_, turn), (between, _) = scene.engine.wrote
+    assert scene.engine.decode(turn) in scene.engine.decode(between)
+
+
+@pytest.mark.parametrize(("of_run", "of_request"), [(False, None), (True, False)])
+async def test_variables_of_the_chat_template_come_from_the_run_or_the_request(
+    of_run: bool, of_request: bool | None
+) -> None:
+    more = {} if of_request is None else {"chat_template_kwargs": {"enable_thinking": of_request}}
+    async with taken(chat_template_kwargs={"enable_thinking": of_run}) as (scene, _, client):
+        messages: Any = [{"role": "user", "content": "a"}]
+        await client.chat.completions.create(model="m", messages=messages, extra_body=more)
+    assert scene.engine.decode(scene.engine.wrote[0][0]).endswith("assistant\n<think>\n\n</think>\n\n")

@@ -104,6 +104,8 @@ async def test_who_has_no_key_is_refused_and_who_asks_in_vain_is_told_so() -> No
         assert (await scene.http.post("/sluice/sessions", json={}, headers=nobody)).status_code == 401
         assert (await scene.http.post("/sluice/sessions/x/finish", headers=nobody)).status_code == 401
         assert (await scene.http.post("/sluice/sessions/x/finish")).status_code == 404
+        unread = await scene.http.post("/sluice/sessions/x/reward", content=b"{" * 1000, headers=nobody)
+        assert unread.status_code == 401  # before its body is read
         assert (await scene.http.post("/sluice/sessions", json={"wait_s": 0.0})).status_code == 204
         assert (await scene.http.get("/v1/none")).json()["error"]["type"] == "not_found_error"
 

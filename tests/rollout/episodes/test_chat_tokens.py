@@ -9,9 +9,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers.processors import TemplateProcessing
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from protocol.errors import NeighbourError
+from protocol.errors import NeighbourError, SettingsError
 from rollout.environments.base import Observation
 from rollout.episodes.chat_tokens import ChatTokens
+from tests.fakes.tool_models import FAMILIES as TOOL_FAMILIES
 
 TEXT = "the quick brown fox says hello to a lazy dog and then some more words of it"
 CHATML = (
@@ -277,3 +278,14 @@ def test_text_prompt_has_one_first_token(prompt: str) -> None:
         single="<|im_start|> $A", special_tokens=[("<|im_start|>", tokenizer.bos_token_id)]
     )
     assert tokenizer.decode(ChatTokens(tokenizer).prompt(prompt)) == "<|im_start|>hello"
+
+
+def test_variables_of_the_template_are_rendered_between_turns_too_and_unknown_ones_are_refused() -> None:
+    tokenizer = TOOL_FAMILIES["hermes"].tokenizer()
+    chat, no_thought = ChatTokens(tokenizer, {"enable_thinking": False}), "assistant\n<think>\n\n</think>\n\n"
+    messages = [{"role": "user", "content": "hello"}]
+    for tokens in (chat.prompt(messages), chat.reply(messages, [], 5, 1000)[0]):
+        assert tokenizer.decode(tokens).endswith(no_thought)
+    for name in ("thinking", "add_generation_prompt"):
+        with pytest.raises(SettingsError, match=f"chat_template_kwargs has {name}, which is not a variable of this"):
+            ChatTokens(tokenizer, {name: False})

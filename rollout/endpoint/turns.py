@@ -1,0 +1,79 @@
+"""A request for a turn of the policy, and the turn, without the form of either API."""
+
+import json
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rollout.endpoint.branches import Branch, Unit
+from rollout.endpoint.messages import Message, own_turn
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """A request for a turn, read and checked."""
+
+    messages: list[Message]  # whole history
+    tools: list[dict[str, Any]]  # tools for the chat template, in the form of chat completions
+    template_kwargs: dict[str, Any]  # chat_template_kwargs, in addition to rollout.chat_template_kwargs
+    may_call: bool  # True: the turn's calls are read
+    stops: tuple[str, ...]  # strings that end the turn; the reply leaves them out
+    max_tokens: int | None  # most tokens of the turn; None: rollout.max_response_tokens
+
+    @property
+    def kind(self) -> Hashable:
+        """What the template renders around the messages: a request continues conversations of its own kind only."""
+        return json.dumps([self.tools, self.template_kwargs], sort_keys=True)
+
+    @property
+    def history(self) -> list[Unit]:
+        """The history in comparable form."""
+        return [message.same_as for message in self.messages]
+
+
+@dataclass(frozen=True)
+class AgentCall:
+    """A call of a tool, which the agent runs."""
+
+    id: str  # id of 9 characters, as some chat templates require
+    name: str  # tool's name
+    arguments: Mapping[str, Any]  # values in the types of the tool's schema
+
+    @property
+    def arguments_text(self) -> str:
+        """The arguments as a JSON object."""
+        return json.dumps(self.arguments)
+
+
+@dataclass(frozen=True)
+class TurnText:
+    """A turn of the policy as the agent reads it."""
+
+    content: str  # text without calls, without a stop string, without the token that ended it
+    calls: list[AgentCall]  # calls in order
+    finish: Literal["stop", "length", "tool_calls"]  # OpenAI's finish_reason
+    stop: str  # stop string that ended the turn; "": none
+    num_tokens: int  # sampled tokens
+
+    @property
+    def unit(self) -> Unit:
+        """The turn in comparable form."""
+        return own_turn(self.content, [(call.name, call.arguments) for call in self.calls])
+
+    @property
+    def unit_with_stop(self) -> Unit | None:
+        """The turn with its stop string put back by the agent, in comparable form; None: the same."""
+        return own_turn(self.content + self.stop, []) if self.stop and not self.calls else None
+
+
+@dataclass(frozen=True)
+class TurnReply:
+    """A turn of the policy, ready to be sent."""
+
+    id: str  # id of the answer, without a prefix
+    created: int  # Unix seconds
+    text: TurnText  # turn as the agent reads it
+    num_prompt_tokens: int  # tokens of the conversation before the turn
+    policy_version: int  # version of its last token
+    branch: Branch  # its branch
+    number: int  # its number in the branch, from 1
