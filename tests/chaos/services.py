@@ -5,8 +5,8 @@
 A keeper in this process, the bundled services, and a run with real coordinator, sockets, sessions and clients around a
 scripted engine (`tests.chaos.rig.neighbours`). SIGKILL hits the services in an order that is drawn. holds: each is
 healthy again at most 30 s later, since the machine may be busy; every sample is trained once, with the passage and the
-reward of its own text (lost=0 wrong=0 trained_twice=0 dead_letters=0). --short: two kills of each. `tests.chaos.soak`
-kills them in the quick start's run.
+reward of its own text (lost=0 wrong=0 trained_twice=0 dead_letters=0). --short: two kills of each.
+`tests.chaos.soak.hosts` kills them in a run on three hosts.
 """
 
 import asyncio

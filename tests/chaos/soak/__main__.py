@@ -1,8 +1,0 @@
-"""`python -m tests.chaos.soak`."""
-
-import sys
-
-from tests.chaos.soak.command import main
-
-if __name__ == "__main__":
-    sys.exit(main())
