@@ -4,9 +4,12 @@ With `tools.call_format: auto` a known call is rendered by the model's chat temp
 the other. The first that returns this very call is used. So a format is proved before it is trusted.
 """
 
+import asyncio
 import json
 import logging
 import os.path
+import re
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +20,12 @@ from protocol.one_line import describe_error
 # The formats of most models. `auto` tries vLLM's other parsers after them, in the order of their names.
 USUAL_FORMATS = ("hermes", "qwen3_coder", "llama3_json", "mistral")
 _OLD_NAMES = {"llama3": "llama3_json"}
-_THOUGHT_END = "</think>"
+_THOUGHT, _THOUGHT_END = "<think>", "</think>"
+# Newer templates of Mistral write an id that vLLM's parser does not know.
+_CALL_ID = re.compile(r"\[CALL_ID\]\w*")
+_MAX_PIECES = 64
+# Some parsers take time with the square of the length: a second for 138,000 brackets.
+_LONG_TURN = 1 << 13
 _PROBE_NAME = "lookup_city"
 _PROBE_ARGUMENTS = {"city": "Paris"}
 _PROBE_TOOL = {
@@ -40,10 +48,11 @@ class Call:
 
 
 class CallReader:
-    """Reads the calls of one model's turns. Used by one thread at a time."""
+    """Reads the calls of one model's turns. Threads take turns."""
 
     def __init__(self, call_format: str, tokenizer: Any) -> None:
         """Raises: whatever vLLM's parser raises for a tokenizer without its control tokens."""
+        self._lock = threading.Lock()
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.tool_parsers import ToolParserManager
 
@@ -54,39 +63,82 @@ class CallReader:
         self._parser = ToolParserManager.get_tool_parser(call_format)(tokenizer)
         self._request = ChatCompletionRequest(messages=[], model="policy")
         self._ends = _control_names(tokenizer)
+        self._begins_in_thought = False  # True: the template opens a thought before the policy's turn
         marks = (getattr(self._parser, name, None) for name in ("bot_token", "tool_call_start_token"))
         self._openings = {mark for mark in marks if isinstance(mark, str) and mark}
         self._function_marks = _prepare_engine(self._parser)
 
-    def learn_opening(self, written: str) -> None:
+    def learn(self, written: str, begins_in_thought: bool) -> None:
         """Take the first word of a well-formed call as the sign of a call, also of one that cannot be read."""
         opening = written.partition(_PROBE_NAME)[0].split()
         self._openings |= set(opening[:1])
+        self._begins_in_thought = begins_in_thought
+
+    async def read_beside(self, text: str) -> tuple[str, list[Call]]:
+        """Return `read(text)`. The event loop continues while a long text is read."""
+        if len(text) < _LONG_TURN and not self._lock.locked():
+            return self.read(text)
+        return await asyncio.to_thread(self.read, text)
 
     def read(self, text: str) -> tuple[str, list[Call]]:
-        """Return the text before a turn's calls, and the calls in order. Thoughts up to the last </think> call nothing.
+        """Return the text before a turn's calls, and the calls in order. Thoughts call nothing.
 
-        A turn that begins a call which the parser cannot read gives one call with a problem.
+        A call that the parser cannot read has a problem; the turn's other calls stay.
         """
-        thought, end, spoken = text.rpartition(_THOUGHT_END)
+        thought, spoken = self._split_thoughts(text)
         spoken = spoken.rstrip()
         spoken = spoken.removesuffix(next((name for name in self._ends if spoken.endswith(name)), ""))
-        try:
-            found = self._parser.extract_tool_calls(spoken, self._request)
-        except Exception:  # parsers raise errors of their grammar
-            found = None
-        if found is None or not found.tools_called:
-            if any(opening in spoken for opening in self._openings):
-                return text, [self._incomplete_call()]
+        content, calls = self._extract(_CALL_ID.sub("", spoken))
+        if not calls and (places := self._places_of_openings(spoken)):
+            # Parsers return no call of a turn with a broken one. So each call is read alone.
+            pieces = [spoken[begin:end] for begin, end in zip(places, [*places[1:], len(spoken)], strict=True)]
+            each = [self._extract(piece)[1] or [self._incomplete_call()] for piece in pieces[:_MAX_PIECES]]
+            calls = [call for few in each for call in few]
+            if not any(call.problem is None for call in calls):
+                return text, calls[:1]
+            content = spoken[: places[0]]
+        if not calls:
             return text, []
+        space = spoken[: len(spoken) - len(spoken.lstrip())]
+        return (thought + space + content.lstrip()).strip(), calls
+
+    def _split_thoughts(self, text: str) -> tuple[str, str]:
+        """Return the turn's thoughts at its beginning, and the rest. The rest may name the end of a thought."""
+        end, is_thinking = 0, self._begins_in_thought
+        while is_thinking or text[end:].lstrip().startswith(_THOUGHT):
+            is_thinking = False
+            if (close := text.find(_THOUGHT_END, end)) < 0:
+                break
+            end = close + len(_THOUGHT_END)
+        return text[:end], text[end:]
+
+    def _places_of_openings(self, spoken: str) -> list[int]:
+        """Return the places where calls begin. Adjacent openings are one place."""
+        places: list[int] = []
+        end = 0
+        either = "|".join(map(re.escape, sorted(self._openings, key=len, reverse=True)))
+        for found in re.finditer(either, spoken) if either else ():
+            if not places or spoken[end : found.start()].strip():
+                places.append(found.start())
+            end = found.end()
+        return places
+
+    def _extract(self, spoken: str) -> tuple[str, list[Call]]:
+        """Return the text before the calls, and the calls that vLLM's parser reads; none of a text that it refuses."""
+        try:
+            with self._lock:
+                found = self._parser.extract_tool_calls(spoken, self._request)
+        except Exception:  # parsers raise errors of their grammar
+            return spoken, []
+        if not found.tools_called:
+            return spoken, []
         calls = [_call(each.function.name, each.function.arguments) for each in found.tool_calls]
         if self._function_marks is not None:
-            begin, close = map(spoken.rfind, self._function_marks)
+            begin, close = spoken.rfind(self._function_marks[0]), max(map(spoken.rfind, self._function_marks[1:]))
             if begin > close:
                 # The parser has completed the last call by itself: with the arguments so far, or with part of a name.
                 calls[-1] = self._incomplete_call()
-        space = spoken[: len(spoken) - len(spoken.lstrip())]
-        return (thought + end + space + (found.content or "").lstrip()).strip(), calls
+        return found.content or "", calls
 
     def _incomplete_call(self) -> Call:
         return Call("", {}, f"it is not a complete call in the format {self.call_format}")
@@ -104,14 +156,18 @@ def choose_reader(wanted: str, tokenizer: Any) -> CallReader:
             "or rollout.environment = single_turn."
         )
     written = _written_probe(tokenizer)
+    begins_in_thought = _begins_in_thought(tokenizer)
     if wanted != "auto":
-        return _named_reader(_OLD_NAMES.get(wanted, wanted), tokenizer, written)
+        reader = _named_reader(_OLD_NAMES.get(wanted, wanted), tokenizer, written)
+        reader.learn(written or "", begins_in_thought)
+        return reader
     for name in _candidates() if written is not None else ():
         try:
             reader = CallReader(name, tokenizer)
         except Exception:  # noqa: S112  a parser of another family lacks its control tokens in this vocabulary
             continue
         if _reads(reader, written or ""):
+            reader.learn(written or "", begins_in_thought)
             return reader
     reason = (
         "writes no call of an earlier turn"
@@ -145,10 +201,7 @@ def _named_reader(name: str, tokenizer: Any, written: str | None) -> CallReader:
 def _reads(reader: CallReader, written: str) -> bool:
     """Return whether a reader gets the known call out of a rendered turn, and nothing else."""
     _, calls = reader.read(written)
-    if calls != [Call(_PROBE_NAME, _PROBE_ARGUMENTS)]:
-        return False
-    reader.learn_opening(written)
-    return True
+    return calls == [Call(_PROBE_NAME, _PROBE_ARGUMENTS)]
 
 
 def _written_probe(tokenizer: Any) -> str | None:
@@ -163,10 +216,23 @@ def _written_probe(tokenizer: Any) -> str | None:
             plain, calling = (_rendered_turn(tokenizer, turn) for turn in turns)
         except Exception:  # noqa: S112  templates raise whatever jinja does
             continue
-        written = calling[len(os.path.commonprefix([plain, calling])) :]  # noqa: RUF071  texts, not paths
+        common = os.path.commonprefix([plain, calling])  # noqa: RUF071  texts, not paths
+        if common.rfind("<") > common.rfind(">"):  # two control tokens have the same beginning
+            common = common[: common.rfind("<")]
+        written = calling[len(common) :]
         if _PROBE_NAME in written:
             return written
     return None
+
+
+def _begins_in_thought(tokenizer: Any) -> bool:
+    """Return whether the template opens a thought before the policy's turn."""
+    messages = [{"role": "user", "content": "Where is Paris?"}]
+    try:
+        prompt = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    except Exception:  # templates raise whatever jinja does
+        return False
+    return prompt.rstrip().endswith(_THOUGHT)
 
 
 def _rendered_turn(tokenizer: Any, turn: dict[str, Any]) -> str:
@@ -174,8 +240,8 @@ def _rendered_turn(tokenizer: Any, turn: dict[str, Any]) -> str:
     return str(tokenizer.apply_chat_template(messages, tools=[_PROBE_TOOL], tokenize=False))
 
 
-def _prepare_engine(parser: Any) -> tuple[str, str] | None:
-    """Prepare a parser that is built on vLLM's streaming engine; return the marks around one of its calls.
+def _prepare_engine(parser: Any) -> list[str] | None:
+    """Prepare a parser that is built on vLLM's streaming engine; return the begin and the ends of one of its calls.
 
     None: the parser has no such engine, or the format no tag for each function.
     """
@@ -185,7 +251,7 @@ def _prepare_engine(parser: Any) -> tuple[str, str] | None:
     # For a stream, the engine converts all arguments so far at each "<" and ">": 20 kB of HTML took over 10 s.
     engine._stream_arg_deltas = False
     terminals = engine._engine.config.terminals
-    marks = (terminals.get("FUNC_PREFIX"), terminals.get("FUNC_END"))
+    marks = [terminals.get(name) for name in ("FUNC_PREFIX", "FUNC_END", "TOOL_END")]
     return marks if all(isinstance(mark, str) for mark in marks) else None
 
 

@@ -1,9 +1,13 @@
 """Calls of tools in a turn's text, as families of models write them, and the choice of the family by a proved call."""
 
+import asyncio
+import re
 import time
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from protocol.errors import SettingsError
 from rollout.environments.tool_use.call_formats import Call, CallReader, choose_reader
@@ -11,6 +15,7 @@ from tests.fakes.tool_models import CODER, FAMILIES
 
 ADD = Call("add", {"a": 1, "b": "x"})
 NOW = Call("now", {})
+SAY = Call("say", {"text": "</think>"})
 TEXT = Call("add", {"a": "1", "b": "x"})
 TEXT_ARGUMENTS = (
     "{% for m in messages %}{{ m.role + m.content }}{% for c in m.tool_calls %}"
@@ -52,6 +57,17 @@ def readers() -> dict[str, CallReader]:
         ("llama3_json", '{"name": "add", "parameters": {"a": 1, "b": "x"}}<|eot_id|>', "", [ADD]),
         ("llama3_json", '<|python_tag|>{"name": "now", "parameters": {}}; {"name": "now", "parameters": {}}', "",
          [NOW, NOW]),
+        ("hermes", '<think>Hm</think><tool_call>{"name": "say", "arguments": {"text": "</think>"}}</tool_call>',
+         "<think>Hm</think>", [SAY]),
+        ("hermes", '<tool_call>{"name": "say", "arguments": {"text": "</think>"}}</tool_call>', "", [SAY]),
+        ("hermes", 'I.<tool_call>{"name": "now", "arguments": {}}</tool_call><tool_call>{"name": "ad</tool_call>'
+         '<tool_call>{"name": "add", "arguments": {"a": 1, "b": "x"}}</tool_call>', "I.",
+         [NOW, Call("", {}, "it is not a complete call in the format hermes"), ADD]),
+        ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\nx\n</parameter>\n"
+         "</tool_call>", "", [TEXT]),
+        ("qwen3_coder", "<function=now></function>\n</tool_call>", "", [NOW]),
+        ("llama3_json", '{"name": "now", "parameters": {}}; {"name": "add", "parameters": {"a": ', "",
+         [NOW, Call("", {}, "it is not a complete call in the format llama3_json")]),
         ("llama3_json", '{"answer": 4}', '{"answer": 4}', []),
         ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b": "x"}}, {"name": "now", "arguments": {}}]'
          "</s>", "", [ADD, NOW]),
@@ -132,3 +148,98 @@ def test_format_that_reads_no_known_call_is_refused(wanted: str, template: str |
 def test_named_format_is_trusted_where_the_template_writes_no_calls() -> None:
     assert choose_reader("hermes", tokenizer_of("hermes", WRITES_NO_CALL)).call_format == "hermes"
     assert choose_reader("llama3", tokenizer_of("llama3", WRITES_NO_CALL)).call_format == "llama3_json"
+
+
+def _writing(written: str, prompt_end: str = "") -> Any:
+    """Return a byte tokenizer with the control tokens of a model's call, and a chat template that writes this call."""
+    names = sorted(set(re.findall(r"<[^<> ={}]*>|\[/?[A-Z_]{3,}\]", written)))
+    core = Tokenizer(models.BPE({token: place for place, token in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.add_tokens(
+        [AddedToken(name, special=name[1] in "|[\uff5c" or name[0] == "[", normalized=False) for name in names]
+    )
+    core.add_special_tokens(["<|user|>", *(["<|python_tag|>"] if "<|eot_id|>" in written else [])])
+    turn = "<|user|>{{ m.content }}{% if m.tool_calls %}{% raw %}" + written + "{% endraw %}{% endif %}"
+    template = "{% for m in messages %}" + turn + "{% endfor %}" + prompt_end
+    return PreTrainedTokenizerFast(tokenizer_object=core, chat_template=template)
+
+
+KNOWN = '{"name": "lookup_city", "arguments": {"city": "Paris"}}'
+BAR, SPACE = "\uff5c", "\u2581"  # of DeepSeek's control tokens
+
+
+def _deepseek(written: str) -> str:
+    marks = (
+        f"<{BAR}{name}{BAR}>" for name in ("tool_calls_begin", "tool_call_begin", "tool_call_end", "tool_calls_end")
+    )
+    before, begin, end, after = (mark.replace("_", SPACE) for mark in marks)
+    return f"{before}{begin}{written}{end}{after}"
+
+
+# What the chat templates of these models write, as published with llama.cpp 0.3.16 (llama-cpp-python) and vLLM 0.11.
+@pytest.mark.parametrize(
+    ("written", "call_format"),
+    [
+        (f"<tool_call>\n{KNOWN}\n</tool_call><|im_end|>\n", "hermes"),  # Qwen2.5, Qwen3, QwQ, Hermes 2 and 3
+        ("<tool_call>\n<function=lookup_city>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call><|im_end|>",
+         "qwen3_coder"),  # Qwen3-Coder, Step 3.5
+        ('{"name": "lookup_city", "parameters": {"city": "Paris"}}<|eot_id|>', "llama3_json"),  # Llama 3.1 and 3.3
+        (f"[TOOL_CALLS][{KNOWN[:-1]}, \"id\": \"call00000\"}}]</s>", "mistral"),  # Mistral Nemo
+        (f"[TOOL_CALLS] [{KNOWN[:-1]}, \"id\": \"call00000\"}}]</s>", "mistral"),  # Mistral 7B 0.3
+        ('[TOOL_CALLS]lookup_city[ARGS]{"city": "Paris"}</s>', "mistral"),  # Devstral 2507
+        ('[TOOL_CALLS]lookup_city[CALL_ID]call00000[ARGS]{"city": "Paris"}</s>', "mistral"),  # Mistral Small 3.2
+        ("<|tool_calls_section_begin|><|tool_call_begin|>functions.lookup_city:0<|tool_call_argument_begin|>"
+         '{"city": "Paris"}<|tool_call_end|><|tool_calls_section_end|><|im_end|>', "kimi_k2"),  # Kimi K2
+        (_deepseek(f'function<{BAR}tool{SPACE}sep{BAR}>lookup_city\n```json\n{{"city": "Paris"}}\n```'),
+         "deepseek_v3"),  # DeepSeek V3 and R1
+        (_deepseek(f'lookup_city<{BAR}tool{SPACE}sep{BAR}>{{"city": "Paris"}}'), "deepseek_v31"),  # DeepSeek V3.1
+        (f"<|tool_call|>[{KNOWN}]<|end_of_text|>\n", "granite"),  # Granite 3, Phi-4 mini
+        (f"\n<function_call> {KNOWN}\n<|endoftext|>\n", "granite-20b-fc"),  # Granite 20B
+        (f"<tool_calls>[{KNOWN}]</tool_calls><|eos|>", "hunyuan_a13b"),  # Hunyuan A13B, Jamba
+        (f"<|action_start|><|plugin|>\n{KNOWN}<|action_end|><|im_end|>\n", "internlm"),  # InternLM 2.5
+        ('[lookup_city(city="Paris")]<|eot|>', "llama4_pythonic"),  # Llama 4, Gemma 3
+        (f"[{KNOWN}]<|im_end|>\n", "xlam"),  # xLAM
+        ("<tool_call>lookup_city\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
+         "glm45"),  # GLM 4.5 and 4.6
+        ("<seed:tool_call>\n<function=lookup_city>\n<parameter=city>Paris</parameter>\n</function>\n</seed:tool_call>",
+         "qwen3_coder"),  # Seed-OSS
+        ('<minimax:tool_call>\n<invoke name="lookup_city">\n<parameter name="city">Paris</parameter>\n</invoke>\n'
+         "</minimax:tool_call>", "minimax_m2"),  # MiniMax M2
+        ('<|tool_call_start|>[lookup_city(city="Paris")]<|tool_call_end|><|im_end|>', "lfm2"),  # LFM2
+        ("<start_function_call>call:lookup_city{city:<escape>Paris<escape>}<end_function_call>",
+         "functiongemma"),  # FunctionGemma
+        ('<function_calls>lookup_city(city="Paris")</function_calls><|im_end|>', "olmo3"),  # OLMo 3
+    ],
+)  # fmt: skip
+def test_call_of_a_real_template_is_read_back(written: str, call_format: str) -> None:
+    reader = choose_reader("auto", _writing(written))
+
+    assert reader.call_format == call_format
+    assert reader.read("I look.\n" + written)[1] == [Call("lookup_city", {"city": "Paris"})]
+
+
+def test_thought_that_the_template_opened_calls_nothing() -> None:
+    written = f"<tool_call>\n{KNOWN}\n</tool_call>"
+    texts = [f"Hm {written}</think>Four.", f"Hm</think>{written}"]
+    plain, opened = (choose_reader("auto", _writing(written, end)) for end in ("", "<think>\n"))
+
+    assert [len(opened.read(text)[1]) for text in texts] == [0, 1]
+    assert [len(plain.read(text)[1]) for text in texts] == [1, 1]
+
+
+async def test_event_loop_continues_while_a_long_turn_is_read(readers: dict[str, CallReader]) -> None:
+    text = "<tool_call>" + "<" * 40_000
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0)
+            ticks += 1
+
+    ticking = asyncio.ensure_future(tick())
+    _, (call,) = await readers["qwen3_coder"].read_beside(text)
+    ticking.cancel()
+
+    assert call.problem is not None
+    assert ticks > 10
