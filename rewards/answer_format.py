@@ -1,7 +1,8 @@
 """The bundled format scorer: 1 if the response consists of the expected tags only, else 0.
 
 Example, `think,search*,information*,answer`: `<think>a</think> <answer>b</answer>` gives 1. Text outside the tags, an
-unclosed tag, a missing `think`, a second `answer` or a block after `answer` gives 0.
+unclosed tag, a missing `think`, a second `answer` or a block after `answer` gives 0. A tag that the prompt ends with
+belongs to the response.
 """
 
 import functools
@@ -68,4 +69,11 @@ def has_form(text: str, form: Form) -> bool:
 
 
 async def _score(form: Form, samples: Sequence[Sample]) -> list[Score]:
-    return [Score(1.0 if has_form(sample.text, form) else 0.0) for sample in samples]
+    return [Score(1.0 if has_form(_opened(sample, form) + sample.text, form) else 0.0) for sample in samples]
+
+
+def _opened(sample: Sample, form: Form) -> str:
+    """Return the tag that the prompt ends with, or nothing: some chat templates open `<think>` themselves."""
+    tags = (f"<{name}>" for name in form.needed | form.allowed)
+    end, start = sample.prompt.rstrip(), sample.text.lstrip()
+    return next((tag for tag in tags if end.endswith(tag) and not start.startswith(tag)), "")

@@ -84,6 +84,7 @@ class Endpoint:
         """Return one reward per sample. Raises: Unusable for any other response, or none."""
         body: dict[str, Any] = {
             "query": [sample.prompt + sample.response for sample in samples],
+            "responses": [sample.response for sample in samples],
             "prompts": [sample.prompt for sample in samples],
             "labels": [sample.label for sample in samples],
         }

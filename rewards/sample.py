@@ -24,10 +24,15 @@ class Sample:
     label: Any  # label of the data row, or None
     columns: Mapping[str, Any] = field(default_factory=dict)  # other columns of the data row
 
+    plain_response: str | None = None  # response without control tokens; None: not in the request
+
     @property
     def text(self) -> str:
-        """The response without special tokens, recognised by their form: `<|..|>`, `</s>`, `<eos>` and similar."""
-        return _SPECIAL_TOKENS.sub("", self.response)
+        """The response without control tokens.
+
+        If the request lacks it, they are recognised by their form: `<|..|>`, `</s>`, `<eos>` and similar.
+        """
+        return _SPECIAL_TOKENS.sub("", self.response) if self.plain_response is None else self.plain_response
 
 
 @dataclass(frozen=True)
@@ -67,11 +72,17 @@ class ScorerFailure(Exception):
 Scorer = Callable[[Sequence[Sample]], Awaitable[list[Score]]]
 
 
-def make_sample(query: str, prompt: str | None, label: Any, columns: Mapping[str, Any] | None = None) -> Sample:
+def make_sample(
+    query: str,
+    prompt: str | None,
+    label: Any,
+    columns: Mapping[str, Any] | None = None,
+    plain_response: str | None = None,
+) -> Sample:
     """Return the sample. Without a prompt at the start of the query, the whole query is the response."""
     prompt = prompt or ""
     response = query.removeprefix(prompt)
-    return Sample(query, prompt, response, label, columns or {})
+    return Sample(query, prompt, response, label, columns or {}, plain_response)
 
 
 def targets_of(label: Any, index: int) -> list[str]:

@@ -68,7 +68,8 @@ def _samples_of(body: RewardRequest) -> list[Sample]:
     prompts: list[str | None] = [*body.prompts] if body.prompts is not None else [None] * num
     labels = body.labels if body.labels is not None else [None] * num
     columns = body.columns if body.columns is not None else [{}] * num
-    return [make_sample(*parts) for parts in zip(body.query, prompts, labels, columns, strict=True)]
+    plain: list[str | None] = [*body.responses] if body.responses is not None else [None] * num
+    return [make_sample(*parts) for parts in zip(body.query, prompts, labels, columns, plain, strict=True)]
 
 
 def _reply(scores: list[Score]) -> RewardReply:

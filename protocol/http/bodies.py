@@ -35,13 +35,15 @@ class RewardRequest(BaseModel):
     model_config = ConfigDict(strict=True)
 
     query: list[str]  # prompt + response
+    responses: list[str] | None = None  # the responses without control tokens; null: unknown
     prompts: list[str] | None = None  # the queries' prompts; null: unknown
     labels: list[Any] | None = None  # the data rows' labels; null: no labels
     columns: list[dict[str, Any]] | None = None  # the data rows' other columns, such as data_source and extra_info
 
     @model_validator(mode="after")
     def _check_aligned(self) -> Self:
-        for name, values in (("prompts", self.prompts), ("labels", self.labels), ("columns", self.columns)):
+        for name in ("responses", "prompts", "labels", "columns"):
+            values = getattr(self, name)
             if values is not None and len(values) != len(self.query):
                 raise ValueError(f"{name} has {len(values)} entries, query has {len(self.query)}")
         return self

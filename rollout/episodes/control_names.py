@@ -109,3 +109,17 @@ def control_tokens(tokenizer: Any) -> dict[int, str]:
     if unknown not in others:
         control.pop(unknown, None)
     return control
+
+
+def control_tokens_but_tags(tokenizer: Any) -> frozenset[int]:
+    """Return the control tokens without pairs such as `<think>` and `</think>`, which a response consists of."""
+    control = control_tokens(tokenizer)
+    names = set(control.values())
+    ends = {getattr(tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad")}  # may be <s> and </s>
+
+    def is_tag(token: int) -> bool:
+        name = control[token]
+        other = f"<{name[2:]}" if name.startswith("</") else f"</{name[1:]}"
+        return name.startswith("<") and other in names and token not in ends
+
+    return frozenset(token for token in control if not is_tag(token))

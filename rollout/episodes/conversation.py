@@ -19,6 +19,7 @@ from protocol.wire.trajectory import Finish, Trajectory, TrajectoryFacts
 from rollout.engine.generation import Generation, Sampling
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.guard import ENVIRONMENT
+from rollout.episodes.control_names import control_tokens_but_tags
 from rollout.episodes.sample import Generator, SampleTask, Scorer, WrittenSoFar
 from rollout.episodes.transcript import Transcript, final_answer
 from rollout.neighbours.reward_endpoint import ScoreRequest
@@ -45,6 +46,7 @@ class Conversations:
         self.server = server
         # Requests are numbered: an aborted one of the same sample may still be in the engine.
         self.numbers = itertools.count()
+        self._control_ids = control_tokens_but_tags(engine.tokenizer)
 
     def begin(
         self,
@@ -62,6 +64,10 @@ class Conversations:
         if not 0 < len(prompt_tokens) < limit:
             raise NeighbourError("prompt", f"has {len(prompt_tokens)} tokens; rollout.max_context_tokens = {limit}")
         return self.take_up(sample, Transcript.begin(prompt_tokens), written, number)
+
+    def without_control_tokens(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens without the control tokens of the policy's tokenizer."""
+        return self.engine.decode([token for token in tokens if token not in self._control_ids])
 
     def take_up(
         self, sample: SampleTask, transcript: Transcript, written: WrittenSoFar | None = None, number: int = 0
@@ -139,7 +145,10 @@ class Conversation:
         Raises: NeighbourError naming "reward:<name>", or "trajectory" for one that cannot be trained.
         """
         clock, sample, own = time.perf_counter(), self.sample, self.transcript
-        score = await scorer.score(ScoreRequest(sample.key, prompt, response, sample.task.label, sample.task.columns))
+        text = self._shared.without_control_tokens(own.response_tokens)
+        score = await scorer.score(
+            ScoreRequest(sample.key, prompt, response, sample.task.label, sample.task.columns, text)
+        )
         reward_s = time.perf_counter() - clock
         reward, parts = score.reward, dict(score.parts)
         if own.reward is not None:

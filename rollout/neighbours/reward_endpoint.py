@@ -33,6 +33,7 @@ class ScoreRequest:
     response: str  # text after the prompt, including observations
     label: Any  # label of the data row, any JSON
     columns: Mapping[str, Any] = field(default_factory=dict)  # other columns of the data row
+    text: str | None = None  # response without control tokens; None: unknown
 
 
 _PROBE = ScoreRequest(key="sluice-check", prompt="1 + 1 =", response=" 2", label="2")
@@ -121,11 +122,13 @@ def body_of(requests: Sequence[ScoreRequest]) -> bytes:
 
     Column values that JSON cannot represent are omitted; NaN, a missing number, becomes null.
     """
-    body = {
+    body: dict[str, Any] = {
         "query": [request.prompt + request.response for request in requests],
         "prompts": [request.prompt for request in requests],
         "labels": [request.label for request in requests],
     }
+    if all(request.text is not None for request in requests):
+        body["responses"] = [request.text for request in requests]
     if any(request.columns for request in requests):
         body["columns"] = [_as_json(dict(request.columns)) for request in requests]
     text = json.dumps(body, ensure_ascii=False, allow_nan=False, default=_as_text)

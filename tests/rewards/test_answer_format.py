@@ -47,6 +47,24 @@ def test_tags_that_are_no_list_are_refused(tags: str) -> None:
         form_of(tags)
 
 
+@pytest.mark.parametrize(
+    "end", ["<|im_end|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<seed:eos>", "<turn|>", "<SPECIAL_12>"]
+)
+async def test_control_tokens_that_the_rollout_server_left_out_are_no_text(end: str) -> None:
+    (score,) = await make_format_scorer("think,answer")([make_sample(f"p{TWO}{end}", "p", None, None, TWO)])
+    assert score.reward == 1.0
+
+
+@pytest.mark.parametrize(("prompt", "response", "reward"), [
+    ("q<think>\n", "a</think><answer>b</answer>", 1.0),
+    ("q<think>\n", TWO, 1.0),
+    ("say <think>, q", "a</think><answer>b</answer>", 0.0),
+])  # fmt: skip
+async def test_tag_that_the_prompt_ends_with_opens_the_response(prompt: str, response: str, reward: float) -> None:
+    (score,) = await make_format_scorer("think,answer")([make_sample(prompt + response, prompt, None)])
+    assert score.reward == reward
+
+
 async def test_special_tokens_are_no_text_outside_the_tags() -> None:
     scorer = make_format_scorer("think,answer")
     samples = [make_sample(f"p{TWO}<|im_end|>", "p", None), make_sample("pno form", "p", None)]

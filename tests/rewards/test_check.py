@@ -181,7 +181,8 @@ def test_sample_of_the_users_is_sent_with_its_columns(server: ScriptedServer, tm
     url = server.script_by("own", lambda received: Answer({"rewards": [1.0] * len(received.body["query"])}))
     run_module("rewards.check", url, "--sample", str(tmp_path / "row.json"), "--header", "X-Key: v")
     first = server.received["own"][0]
-    assert first.body == {"query": ["p r"], "prompts": ["p "], "labels": [[1]], "columns": [{"a": 2}]}
+    row = {"prompts": ["p "], "labels": [[1]], "columns": [{"a": 2}]}
+    assert first.body == {"query": ["p r"], "responses": ["r"], **row}
     assert first.headers["x-key"] == "v"
 
 

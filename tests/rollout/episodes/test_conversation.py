@@ -12,11 +12,13 @@ from protocol.wire.conversation import FinishedTurn
 from protocol.wire.trajectory import TurnReward, VersionSpan
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Task
+from rollout.episodes.control_names import control_tokens_but_tags
 from rollout.episodes.conversation import Conversations
 from rollout.episodes.sample import SampleTask, WrittenSoFar
 from rollout.episodes.transcript import Transcript
 from tests.fakes.engines import ScriptedEngine, Written
 from tests.fakes.rollout_fakes import ScriptedScorer
+from tests.fakes.tiny_models import byte_tokenizer
 from tests.protocol.wire.examples import example_part, part_buffers
 
 TASK = SampleTask("g", 2, 1, 1, "train", 7, Task("Q?", "A", {}))
@@ -151,3 +153,10 @@ def test_rewards_of_turns_go_on_with_the_conversation() -> None:
     part = example_part(reward=0.25, score=0.5, turn_rewards=[TurnReward(4, 0.25)])
     transcript = Transcript.of_part(part, part_buffers())
     assert (transcript.reward, transcript.turn_rewards, transcript.score) == (0.25, [TurnReward(4, 0.25)], 0.5)
+
+
+def test_response_without_control_tokens_keeps_tags_that_are_tokens() -> None:
+    tokenizer = byte_tokenizer()
+    ids = tokenizer("<answer>2</answer><eos>", add_special_tokens=False)["input_ids"]
+    kept = [each for each in ids if each not in control_tokens_but_tags(tokenizer)]
+    assert tokenizer.decode(kept, skip_special_tokens=False) == "<answer>2</answer>"
