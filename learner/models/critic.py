@@ -3,27 +3,27 @@
 Shapes: T tokens and K model tokens of a micro-batch, H hidden size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 
 from learner.models.gradient import StepResult, Sums, accumulate
 from learner.models.micro_batch import MicroBatch
-from learner.models.model_loading import build_model, has_weights, prepare_for_training
+from learner.models.model_loading import build_model, has_weights, prepare_for_training, unused_tensors
 from learner.models.settings import PolicySettings
 from learner.models.training.trained_model import TrainedModel
 from learner.models.varlen_attention import Segments
+from learner.models.world import share
 from protocol.errors import OperatorError
+from protocol.value_heads import find_head
 
 # (values [K], micro-batch) -> (sum of token losses, sums), all on one device.
 ValueLoss = Callable[[Tensor, MicroBatch], tuple[Tensor, Sums]]
-
-# Name of the head in a reward model's folder, as in transformers' classes for sequence classification.
-_HEAD = "score.weight"
 
 
 class ValueModel(torch.nn.Module):
@@ -38,6 +38,8 @@ class ValueModel(torch.nn.Module):
         self.score = torch.nn.Linear(hidden_size, 1, bias=False, dtype=body.dtype)
         # A fresh head returns 0 for every token, and nothing random.
         torch.nn.init.zeros_(self.score.weight)
+        self.bias: Tensor
+        self.register_buffer("bias", torch.zeros(1))  # of a reward model's head; not trained
 
     def forward(self, micro_batch: MicroBatch) -> Tensor:
         """Return the value of the state before each model token, [K] float32."""
@@ -48,7 +50,7 @@ class ValueModel(torch.nn.Module):
             use_cache=False,
         ).last_hidden_state[0]
         values: Tensor = self.score(hidden[micro_batch.predict_at]).float().squeeze(-1)
-        return values
+        return values + self.bias
 
 
 class CriticEngine(TrainedModel):
@@ -80,29 +82,43 @@ class CriticEngine(TrainedModel):
 def load_value_model(settings: PolicySettings) -> ValueModel:
     """Return the body of settings.model_dir with its head of one value, or with a fresh head.
 
-    Raises: OperatorError for a head of several values.
+    Raises: OperatorError for tensors that neither the body nor such a head uses.
     """
     from transformers import AutoModel
 
     body = build_model(AutoModel, settings)
     model = ValueModel(prepare_for_training(body, gradient_checkpointing=settings.gradient_checkpointing))
-    head = _find_head(settings.model_dir) if has_weights() else None
-    if head is not None:
-        if head.shape != model.score.weight.shape:
-            raise OperatorError(
-                f"The critic cannot begin as {settings.model_dir}: its head {_HEAD} has the shape {tuple(head.shape)}, "
-                f"expected {tuple(model.score.weight.shape)}, one number for each token. Set critic.model to a reward "
-                "model of one number, or to nothing for the policy's body."
-            )
-        with torch.no_grad():
-            model.score.weight.copy_(head)
+    if has_weights():
+        _load_head(model, settings.model_dir, unused_tensors(body))
+    if dist.is_initialized():
+        share([model.bias])
     return model.train()
 
 
-def _find_head(folder: Path) -> Tensor | None:
+@torch.no_grad()
+def _load_head(model: ValueModel, folder: Path, unused: Collection[str]) -> None:
+    """Load the folder's head if it has one. unused: names of its tensors that the body does not use."""
+    tensors = dict(_read_tensors(folder, unused))
+    try:
+        head = find_head({name: tensor.shape for name, tensor in tensors.items()}, model.score.in_features)
+    except ValueError as error:
+        raise OperatorError(
+            f"The critic cannot begin as {folder}: {error}. Set critic.model to a reward model of one number, or to "
+            "nothing for the policy's body."
+        ) from None
+    if head is None:
+        return
+    model.score.weight.copy_(tensors[f"{head}.weight"])
+    if (bias := tensors.get(f"{head}.bias")) is not None:
+        model.bias.copy_(bias)
+
+
+def _read_tensors(folder: Path, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield these tensors of a folder's safetensors or pytorch_model files."""
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            if _HEAD in file.keys():  # noqa: SIM118  (not a mapping)
-                head: Tensor = file.get_tensor(_HEAD)
-                return head
-    return None
+            yield from ((name, file.get_tensor(name)) for name in file.keys() if name in names)  # noqa: SIM118
+    if not any(folder.glob("*.safetensors")):
+        for path in sorted(folder.glob("pytorch_model*.bin")):
+            tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            yield from ((name, tensor) for name, tensor in tensors.items() if name in names)

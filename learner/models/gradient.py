@@ -21,7 +21,10 @@ LossFunction = Callable[[Tensor, Tensor, MicroBatch], tuple[Tensor, Sums]]
 """(logprobs [K], entropies [K], micro-batch) -> (sum of token losses, sums), all on one device."""
 
 ROUTER_AUX_LOSS = "router_aux_loss"
-"""Key of the sum over micro-batches of the router's loss, each times its model tokens."""
+"""Key of the sum over trajectories of the router's loss, each times its model tokens."""
+
+RouterLoss = Callable[[Sequence[Tensor]], Tensor]
+"""(logits of each layer's router for some tokens) -> loss that balances the experts over these tokens."""
 
 
 @dataclass(frozen=True)
@@ -65,24 +68,31 @@ def add_gradient(
     *,
     temperature: float,
     with_entropy: bool,
-    router_aux_loss: float = 0.0,
+    router_loss: RouterLoss | None = None,
+    router_weight: float = 0.0,
 ) -> Sums:
     """Return the sums of the micro-batches, "loss" among them, after adding the gradient of their losses times scale.
 
-    router_aux_loss: weight of the loss that balances experts; micro-batches count by model tokens. It is part of
-    "loss", and unweighted in its own sum.
+    router_loss: of each trajectory, weighed by its model tokens; not linear in tokens, so a micro-batch's would depend
+    on packing. router_weight: of a model token. It is part of "loss", and unweighted in its own sum.
     """
 
     def loss_of(micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
         output = _forward(module, micro_batch, temperature, with_entropy=with_entropy)
         scores = output.logits[0]
         loss, sums = loss_function(scores[:, 0], scores[:, 1].detach(), micro_batch)
-        if not router_aux_loss:
+        if router_loss is None:
             return loss, sums
-        balance = output.aux_loss * micro_batch.num_model_tokens
-        return loss + router_aux_loss * balance, {**sums, ROUTER_AUX_LOSS: balance.detach()}
+        balance = _balance(router_loss, output.router_logits, micro_batch)
+        return loss + router_weight * balance, {**sums, ROUTER_AUX_LOSS: balance.detach()}
 
     return accumulate(module, micro_batches, loss_of, scale)
+
+
+def _balance(router_loss: RouterLoss, layers: Sequence[Tensor], micro_batch: MicroBatch) -> Tensor:
+    parts = zip(*(torch.split(layer.flatten(0, -2), list(micro_batch.lengths)) for layer in layers), strict=True)
+    losses = [router_loss(part) * count for part, count in zip(parts, micro_batch.counts, strict=True)]
+    return torch.stack(losses).sum()
 
 
 def accumulate(

@@ -4,7 +4,8 @@ Only rank 0's node needs the weights. Other ranks build the model from its small
 until a broadcast writes them.
 """
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from learner.models import varlen_attention
+from learner.models.gradient import RouterLoss
 from learner.models.scoring.scored_model import make_scored
 from learner.models.settings import PolicySettings
 from learner.models.weights.lora import add_adapters
-from learner.models.world import own_device
+from learner.models.world import own_device, share
 from protocol.errors import OperatorError
+from protocol.value_heads import WRAPPERS
 
 # Words in a configuration's names of dropout and of a router's noise.
 _RANDOM = ("drop", "jitter")
@@ -50,14 +53,14 @@ def build_model(auto_class: Any, settings: PolicySettings) -> Any:
     config = AutoConfig.from_pretrained(settings.model_dir, trust_remote_code=settings.trust_remote_code)
     turn_off_dropout(config)
     if settings.router_aux_loss:
-        _enable_router_loss(config, settings)
+        config.output_router_logits = True
     form: dict[str, Any] = {
         "dtype": getattr(torch, settings.dtype),
         "attn_implementation": varlen_attention.NAME,
         "trust_remote_code": settings.trust_remote_code,
     }
     if has_weights():
-        model = auto_class.from_pretrained(settings.model_dir, config=config, **form)
+        model = _read(auto_class, settings, config, form)
     else:
         with no_init_weights():
             model = auto_class.from_config(config, **form)
@@ -68,17 +71,30 @@ def build_model(auto_class: Any, settings: PolicySettings) -> Any:
     return model
 
 
+def _read(auto_class: Any, settings: PolicySettings, config: Any, form: dict[str, Any]) -> Any:
+    """Return the model with the folder's weights. Raises: OperatorError when the folder lacks some."""
+    wrapped = {f"^{prefix}": "" for prefix in WRAPPERS}
+    model, report = auto_class.from_pretrained(
+        settings.model_dir, config=config, key_mapping=wrapped, output_loading_info=True, **form
+    )
+    if missing := sorted(report["missing_keys"]):
+        raise OperatorError(
+            f"The weights of the {settings.role} in {settings.model_dir} lack {len(missing)} tensors of a "
+            f"{config.model_type} model, such as {missing[0]}. Use a complete model folder."
+        )
+    model.unused_tensors = tuple(report["unexpected_keys"])
+    return model
+
+
+def unused_tensors(model: Any) -> tuple[str, ...]:
+    """Return the names of the folder's tensors that a model read by `build_model` does not use, on rank 0."""
+    names: tuple[str, ...] = model.unused_tensors
+    return names
+
+
 def has_weights() -> bool:
     """Return whether this rank reads weights from the model folder."""
     return not dist.is_initialized() or dist.get_rank() == 0
-
-
-def share(tensors: Iterable[Tensor]) -> None:
-    """Give rank 0's values to every rank, one tensor at a time. Collective."""
-    for tensor in tensors:
-        data = tensor.detach().to(own_device()).contiguous()
-        dist.broadcast(data.view(-1).view(torch.uint8), 0)
-        tensor.detach().copy_(data)
 
 
 def prepare_for_training(model: Any, *, gradient_checkpointing: bool) -> Any:
@@ -122,11 +138,21 @@ def turn_off_dropout(config: Any) -> None:
             turn_off_dropout(value)
 
 
-def _enable_router_loss(config: Any, settings: PolicySettings) -> None:
-    """Make the model return the loss that balances its experts. Raises: OperatorError for a model without one."""
-    if not hasattr(config, "output_router_logits"):
+def router_loss_of(model: Any, weight: float) -> RouterLoss:
+    """Return the model's own loss that balances its experts. weight: learner.router_aux_loss.
+
+    Raises: OperatorError for a model without one.
+    """
+    function = getattr(sys.modules[type(model).__module__], "load_balancing_loss_func", None)
+    num_experts, num_chosen = (getattr(model, name, None) for name in ("num_experts", "num_experts_per_tok"))
+    if function is None or num_experts is None or num_chosen is None:
         raise OperatorError(
-            f"learner.router_aux_loss = {settings.router_aux_loss} needs a mixture of experts with such a loss, "
-            f"and {config.model_type} has none. Set learner.router_aux_loss to 0."
+            f"learner.router_aux_loss = {weight} needs a mixture of experts with such a loss, "
+            f"and {model.config.model_type} has none. Set learner.router_aux_loss to 0."
         )
-    config.output_router_logits = True
+
+    def loss(layers: Sequence[Tensor]) -> Tensor:
+        value: Tensor = function(tuple(layers), num_experts, num_chosen)
+        return value
+
+    return loss

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from learner.models.gradient import LossFunction, StepResult, add_gradient, score_tokens
 from learner.models.micro_batch import MicroBatch
-from learner.models.model_loading import load_model
+from learner.models.model_loading import load_model, router_loss_of
 from learner.models.read_back import WrittenFiles
 from learner.models.scoring.scored_model import scored_model
 from learner.models.settings import PolicySettings
@@ -23,6 +23,7 @@ from learner.models.weights.export import export_model
 from learner.models.weights.lora import LoraForm, adapted_layers, adapters_off, write_adapters
 from learner.models.weights.named_weights import Weight, weights_of
 from learner.models.weights.pushed import PushedWeights
+from learner.models.world import reduce_sums
 from protocol.weights.digest import digest_of_all, digest_of_tensor
 
 # Size of the model's part that is whole at a time while the digest is computed.
@@ -36,6 +37,8 @@ class PolicyEngine(TrainedModel):
         super().__init__(load_model, settings, "policy")
         self.vocab_size = int(self._model.config.vocab_size)
         self.scored = scored_model(self._model)
+        weight = settings.router_aux_loss
+        self._router_loss = router_loss_of(self._model, weight) if weight else None
 
     def step(
         self,
@@ -49,6 +52,12 @@ class PolicyEngine(TrainedModel):
 
         Every rank passes the same number of micro-batches. with_entropy: False: the loss gets zeros for entropies.
         """
+        router_weight = 0.0
+        if self._router_loss is not None:
+            # The router's loss is a mean over all model tokens of the update, also of those that the loss masks.
+            own = torch.tensor([sum(each.num_model_tokens for each in micro_batches)], device=self.device)
+            (num_tokens,) = reduce_sums(own)
+            router_weight = self._settings.router_aux_loss * global_weight / max(1.0, num_tokens)
         # DeepSpeed averages over the ranks; world_size makes it a sum.
         sums = add_gradient(
             self._engine,
@@ -57,7 +66,8 @@ class PolicyEngine(TrainedModel):
             self._world_size / global_weight,
             temperature=self._settings.temperature,
             with_entropy=with_entropy,
-            router_aux_loss=self._settings.router_aux_loss,
+            router_loss=self._router_loss,
+            router_weight=router_weight,
         )
         return self.update(sums, global_weight)
 

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from learner.models.gradient import score_tokens
 from learner.models.micro_batch import MicroBatch
-from learner.models.model_loading import load_model, share
+from learner.models.model_loading import load_model
 from learner.models.policy import PolicyEngine
 from learner.models.read_back import WrittenFiles
 from learner.models.scoring.scored_model import scored_model
 from learner.models.settings import PolicySettings
 from learner.models.weights.export import export_model
-from learner.models.world import own_device
+from learner.models.world import own_device, share
 
 
 class ReferenceModel:
@@ -36,6 +36,7 @@ class ReferenceModel:
         self.device = own_device()
         self._model = _load_shared(self._settings).requires_grad_(False)
         self.scored = scored_model(self._model)
+        self.vocab_size = int(self._model.config.vocab_size)
         self._model.to("cpu" if is_offloaded else self.device)
 
     @contextmanager

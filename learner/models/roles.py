@@ -9,12 +9,11 @@ from typing import Literal
 import torch.distributed as dist
 
 from learner.models.critic import CriticEngine
-from learner.models.isolation import check_isolation
 from learner.models.policy import PolicyEngine
 from learner.models.read_back import WrittenFiles
 from learner.models.reference import BaseReference, ReferenceModel
-from learner.models.scoring.scored_model import choose_method
 from learner.models.settings import PolicySettings
+from learner.models.start_check import check_model
 from protocol.errors import OperatorError
 
 Role = Literal["policy", "critic", "reference"]
@@ -74,16 +73,14 @@ class Roles:
             self.memory.update(_read_memory(folder / _MEMORY))
 
 
-def load_policy(settings: PolicySettings, *, name: str, micro_batch_tokens: int) -> PolicyEngine:
-    """Return the policy after a check that it computes each trajectory by itself. Collective.
+def load_policy(settings: PolicySettings, *, name: str) -> PolicyEngine:
+    """Return the policy after the check of its model. Collective.
 
-    name: the operator's name of the model. Raises: OperatorError when it does not.
+    name: the operator's name of the model. Raises: as `check_model`.
     """
+    method = check_model(settings, "language model", name=name)
     policy = PolicyEngine(settings)
-    choose_method(policy.scored, policy.logprobs, name=name, dtype=settings.dtype)
-    check_isolation(
-        policy.logprobs, policy.vocab_size, name=name, dtype=settings.dtype, micro_batch_tokens=micro_batch_tokens
-    )
+    policy.scored.method = method
     return policy
 
 

@@ -27,6 +27,10 @@ class PolicySettings:
     min_lr_ratio: float  # last learning rate over lr
     schedule: Literal["constant", "linear", "cosine"]  # shape of the learning rate after the warm-up
     seed: int  # seed of torch on every rank
+    is_trained: bool = True  # False: the model is scored and pushed, and has no optimizer
+    role: Literal["policy", "critic", "reference"] = "policy"  # name of the model in errors
+    max_tokens: int = 4096  # longest trajectory
+    micro_batch_tokens: int = 8192  # token budget of a micro-batch; 1: one trajectory each
     temperature: float = 1.0  # sampling temperature; logprobs are those of the sampled distribution
     offload: Offload = "none"  # parts in host memory; all: weights too
     deepspeed: Mapping[str, Any] = field(default_factory=dict)  # settings merged into DeepSpeed's configuration
@@ -42,6 +46,7 @@ def critic_settings(settings: Settings, model: Path) -> PolicySettings:
     zero_stage, offload = critic_zero(settings)
     return replace(
         policy,
+        role="critic",
         lr=critic.lr,
         warmup_steps=critic.lr_warmup_steps * updates_per_step(settings),
         zero_stage=zero_stage,
@@ -54,7 +59,7 @@ def critic_settings(settings: Settings, model: Path) -> PolicySettings:
 
 def reference_settings(settings: Settings, model: Path) -> PolicySettings:
     """Return the reference's settings: the policy's, without training."""
-    return replace(policy_settings(settings, model), gradient_checkpointing=False)
+    return replace(policy_settings(settings, model), role="reference", gradient_checkpointing=False)
 
 
 def updates_per_step(settings: Settings) -> int:
@@ -83,6 +88,8 @@ def policy_settings(settings: Settings, model: Path) -> PolicySettings:
         lora=_lora_form(settings.policy.lora),
         router_aux_loss=learner.router_aux_loss,
         seed=settings.run.seed,
+        max_tokens=settings.rollout.max_context_tokens,
+        micro_batch_tokens=learner.micro_batch_tokens,
         temperature=settings.rollout.temperature,
         trust_remote_code=settings.policy.trust_remote_code,
     )

@@ -72,7 +72,8 @@ def varlen_attention(
 ) -> tuple[Tensor, None]:
     """Return ([1, T, H, D], None): causal attention inside each segment.
 
-    query: [1, H, T, D]; key, value: [1, H_kv, T, D]. attention_mask is ignored: `segments` replaces it.
+    query: [1, H, T, D]; key, value: [1, H_kv, T, D]. attention_mask is ignored: `segments` replaces it. sliding_window:
+    tokens that a token sees, with itself.
     Raises: ValueError without `segments`, and for unsupported options of a model.
     """
     if segments is None:
@@ -80,16 +81,11 @@ def varlen_attention(
     for name in _UNKNOWN:
         if others.get(name) is not None:
             raise ValueError(f"sluice_varlen has no {name}: this model cannot be trained with packed micro-batches")
-    if sliding_window is not None and sliding_window < segments.longest:
-        raise ValueError(
-            f"sluice_varlen has no sliding window: this model's is {sliding_window} tokens, and a trajectory has "
-            f"{segments.longest}"
-        )
     tokens = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [T, H, D]
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and dropout == 0.0:
-        return _flash(tokens, segments, scaling)[None], None
+        return _flash(tokens, segments, scaling, sliding_window)[None], None
     parts = zip(*(torch.split(tensor, segments.num_tokens) for tensor in tokens), segments.blocks, strict=True)
-    outputs = [_attend(q, k, v, block, scaling, dropout) for q, k, v, block in parts]
+    outputs = [_attend(q, k, v, block, scaling, dropout, sliding_window) for q, k, v, block in parts]
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None], None
 
 
@@ -100,15 +96,32 @@ def register() -> None:
     AttentionInterface.register(NAME, varlen_attention)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, block: Block, scaling: float | None, dropout: float) -> Tensor:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, block: Block, scaling: float | None, dropout: float, window: int | None
+) -> Tensor:
     """Return one block's attention, [tokens of the block, H, D], D of the values."""
+    band = _band(block.longest, window, q.device) if window is not None and window < block.longest else None
     rows_q, rows_k, rows_v = (_rows(tensor, block) for tensor in (q, k, v))
     has_groups = q.shape[1] != k.shape[1]
     out = scaled_dot_product_attention(
-        rows_q, rows_k, rows_v, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=has_groups
+        rows_q,
+        rows_k,
+        rows_v,
+        attn_mask=band,
+        is_causal=band is None,
+        scale=scaling,
+        dropout_p=dropout,
+        enable_gqa=has_groups,
     )
     flat = out.transpose(1, 2).reshape(block.num_rows * block.longest, q.shape[1], v.shape[2])
     return flat if block.place is None else _from_rows(flat, block.place)
+
+
+def _band(length: int, window: int, device: torch.device) -> Tensor:
+    """Return [L, L], true where a token sees another: itself and the window - 1 tokens before."""
+    places = torch.arange(length, device=device)
+    distances = places[:, None] - places[None]
+    return (distances >= 0) & (distances < window)
 
 
 def _rows(tokens: Tensor, block: Block) -> Tensor:
@@ -117,7 +130,7 @@ def _rows(tokens: Tensor, block: Block) -> Tensor:
     return padded.view(block.num_rows, block.longest, *tokens.shape[1:]).transpose(1, 2)
 
 
-def _flash(tokens: list[Tensor], segments: Segments, scaling: float | None) -> Tensor:
+def _flash(tokens: list[Tensor], segments: Segments, scaling: float | None, window: int | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     q, k, v = tokens
@@ -131,7 +144,8 @@ def _flash(tokens: list[Tensor], segments: Segments, scaling: float | None) -> T
         longest,
         longest,
         scale=scaling,
-        window_size=(-1, 0),
+        # Both ends are included: a window of w tokens is the token itself and w - 1 before.
+        window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=q.shape[1] != k.shape[1],
     )
     assert isinstance(out, Tensor)

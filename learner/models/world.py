@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from datetime import timedelta
 
 import psutil
@@ -46,6 +46,14 @@ def join_world(
 def own_device() -> torch.device:
     """Return this rank's device for models and collectives."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def share(tensors: Iterable[Tensor]) -> None:
+    """Give rank 0's values to every rank, one tensor at a time. Collective."""
+    for tensor in tensors:
+        data = tensor.detach().to(own_device()).contiguous()
+        dist.broadcast(data.view(-1).view(torch.uint8), 0)
+        tensor.detach().copy_(data)
 
 
 def reduce_sums(values: Tensor) -> list[float]:

@@ -58,9 +58,7 @@ def _make(settings: Settings, model: Path, made: Path, tell: Callable[[str], Non
     warm = settings.policy.warm_start
     assert warm.data is not None
     micro_batch_tokens = settings.learner.micro_batch_tokens
-    engine = load_policy(
-        warm_start_settings(settings, model), name=settings.policy.model, micro_batch_tokens=micro_batch_tokens
-    )
+    engine = load_policy(warm_start_settings(settings, model), name=settings.policy.model)
     run_sft(
         engine,
         load_rows(Path(warm.data), model),
@@ -102,7 +100,7 @@ def content_key(settings: Settings, model: Path) -> str:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     taken = asdict(warm_start_settings(settings, model))
     # Rows are taken in file order and the weights come from the folder, so that nothing is drawn by the seed.
-    for name in ("model_dir", "seed"):
+    for name in ("model_dir", "seed", "role", "max_tokens", "micro_batch_tokens", "is_trained"):
         del taken[name]
     numbers = {
         "policy": taken,

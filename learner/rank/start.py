@@ -4,7 +4,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,13 +17,14 @@ from learner.models.critic import CriticEngine
 from learner.models.policy import PolicyEngine
 from learner.models.reference import BaseReference, ReferenceModel
 from learner.models.roles import Roles, load_policy
-from learner.models.scoring.scored_model import choose_method
 from learner.models.settings import critic_settings, policy_settings, reference_settings
+from learner.models.start_check import check_model
 from learner.models.world import join_world
 from learner.objectives.warm_start import warm_start
-from learner.plan.needs import is_reference_the_base, needs_reference
+from learner.plan.needs import is_reference_the_base, is_trained, needs_reference
 from learner.rank.checkpoint import load_checkpoint
 from learner.rank.process import RankPlace
+from learner.rank.same_tokens import check_same_tokens
 from learner.rank.solo_work import SoloWork
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.small_model_files import SmallFiles, read_small_files, small_files_digest, write_small_files
@@ -110,16 +111,18 @@ def load_roles(settings: Settings, folders: Mapping[str, Path], checkpoint: Chec
 
     folders: this node's folder of each model, by the setting that names it. report: takes the rank's phase. Collective.
     """
+    for setting in folders.keys() - {"policy.model"}:
+        check_same_tokens(setting, folders[setting], folders["policy.model"])
     model = _first_policy(settings, folders["policy.model"], checkpoint, report)
     report("loading the policy")
-    policy = load_policy(
-        policy_settings(settings, model),
-        name=settings.policy.model,
-        micro_batch_tokens=settings.learner.micro_batch_tokens,
-    )
-    critic = _critic(settings, folders.get("critic.model", model), policy.vocab_size, report)
-    of_reference = folders.get("reference.model", model)
-    roles = Roles(policy, critic, _reference(settings, of_reference, policy, checkpoint, report))
+    of_policy = policy_settings(settings, model)
+    if not is_trained(settings) and checkpoint is None:
+        roles = Roles(load_policy(replace(of_policy, is_trained=False), name=settings.policy.model))
+    else:
+        policy = load_policy(of_policy, name=settings.policy.model)
+        critic = _critic(settings, folders.get("critic.model", model), policy.vocab_size, report)
+        of_reference = folders.get("reference.model", model)
+        roles = Roles(policy, critic, _reference(settings, of_reference, policy, checkpoint, report))
     report("the models are ready")
     return roles
 
@@ -138,13 +141,20 @@ def _critic(settings: Settings, model: Path, vocab_size: int, report: Report) ->
     if not algorithm_of(settings.learner).advantage.needs_critic:
         return None
     report("loading the critic")
-    critic = CriticEngine(critic_settings(settings, model))
-    if critic.vocab_size != vocab_size:
-        raise OperatorError(
-            f"critic.model = {settings.critic.model} has {critic.vocab_size} tokens and the policy {vocab_size}. "
-            "Use a model with the policy's tokenizer, or leave critic.model empty."
-        )
+    of_critic = critic_settings(settings, model)
+    check_model(of_critic, "critic", name=settings.critic.model or settings.policy.model)
+    critic = CriticEngine(of_critic)
+    _check_size("critic.model", settings.critic.model, critic.vocab_size, vocab_size)
     return critic
+
+
+def _check_size(setting: str, name: str | None, found: int, needed: int) -> None:
+    """Raise OperatorError when a role's model has no embedding for some token of the policy."""
+    if found < needed:
+        raise OperatorError(
+            f"{setting} = {name} has {found} tokens and the policy {needed}. "
+            f"Use a model with the policy's tokenizer, or leave {setting} empty."
+        )
 
 
 def _reference(
@@ -157,14 +167,15 @@ def _reference(
     report("loading the reference")
     named = settings.reference.model
     is_named = bool(named) or settings.policy.warm_start.data is None
+    of_reference = reference_settings(settings, model)
+    method = check_model(of_reference, "language model", name=named or settings.policy.model)
     reference = ReferenceModel(
-        reference_settings(settings, model),
+        of_reference,
         is_offloaded=settings.reference.offload,
         is_kept=bool(settings.reference.refresh_every_steps) or not is_named or _has_reference(checkpoint),
     )
-    with reference.in_use():
-        name = named or settings.policy.model
-        choose_method(reference.scored, reference.logprobs, name=name, dtype=settings.policy.dtype)
+    reference.scored.method = method
+    _check_size("reference.model", named, reference.vocab_size, policy.vocab_size)
     return reference
 
 

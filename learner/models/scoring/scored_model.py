@@ -6,21 +6,17 @@ logprobs and entropies. Called without, the model is unchanged. There are two me
     head     hidden states -> logprobs inside the LM head, chunk by chunk: all logits never exist at once
     logits   the model's own logits [1, K, V] -> logprobs: correct for every model, and slower
 
-The head method supports a bias, a tied weight, a scale and a softcap of the logits. `choose_method` compares both
-methods, and selects the second for a model that changes its logits in another way.
+The head method supports a bias, a tied weight, a scale and a softcap of the logits. The check of every start selects
+the second for a model that changes its logits in another way.
 Shapes: K tokens that are scored, H hidden size, V vocabulary.
 """
 
-import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.scoring.head_logprobs import HeadForm, head_logprobs
 
 # Names of changes to logits: an attribute of Cohere's models, the others in the configuration.
@@ -133,45 +129,3 @@ def _check_number(num_logits: int, request: Scoring) -> None:
     expected = len(request.targets)
     if num_logits != expected:
         raise ValueError(f"the model returns logits for {num_logits} tokens, expected {expected}")
-
-
-# The methods differ by rounding, or by nats for a model that changes its logits in an unknown way.
-_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
-_NUM_TOKENS = 24
-_log = logging.getLogger(__name__)
-
-
-def choose_method(scored: ScoredModel, logprobs: Callable[[MicroBatch], Tensor], *, name: str, dtype: str) -> None:
-    """Select the slower `logits` method if the head method gives other logprobs; a log line reports it.
-
-    logprobs: micro-batch -> [K], without a gradient; collective where it is. name: the operator's name of the model.
-    """
-    problem = _problem(scored, logprobs, dtype)
-    if problem is not None:
-        _log.warning('logprobs by logits  model=%s why="%s" consequence="more memory per micro-batch"', name, problem)
-
-
-def _problem(scored: ScoredModel, logprobs: Callable[[MicroBatch], Tensor], dtype: str) -> str | None:
-    """Return why the head method is wrong for this model, with the `logits` method selected; None: it is right."""
-    if scored.method == "logits":
-        return "its head is not a plain linear layer"
-    texts = make_micro_batch([_text()])
-    results = []
-    try:
-        results.append(logprobs(texts))
-    except (ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
-        problem = f"its code after the head does not accept logprobs ({type(error).__name__})"
-    scored.method = "logits"
-    results.append(logprobs(texts))
-    if len(results) == 2:
-        difference = float((results[0] - results[1]).abs().max())
-        if difference <= _TOLERANCE[dtype]:
-            scored.method = "head"
-            return None
-        problem = f"it changes its logits in an unknown way (logprobs differ by {difference:.2g} nats)"
-    return problem
-
-
-def _text() -> LearnerSample:
-    tokens = np.arange(1, _NUM_TOKENS + 1, dtype=np.int32)
-    return LearnerSample(tokens, np.arange(_NUM_TOKENS) > 0, np.zeros(_NUM_TOKENS, np.float32))

@@ -89,6 +89,11 @@ def _check(given: Mapping[str, Any]) -> None:
             "settings: learner.deepspeed sets zero_optimization.stage, which learner.zero_stage decides. "
             "Remove it, and set learner.zero_stage."
         )
+    if (given.get("zero_optimization") or {}).get("round_robin_gradients"):
+        raise SettingsError(
+            "settings: learner.deepspeed sets zero_optimization.round_robin_gradients, with which a rank's part of a "
+            "parameter is not where checkpoints read it. Remove it."
+        )
     offload = (given.get("zero_optimization") or {}).get("offload_optimizer") or {}
     if offload.get("device") == "nvme":
         raise SettingsError(

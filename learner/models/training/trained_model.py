@@ -30,11 +30,24 @@ from learner.models.training.state import (
     load_state,
     save_state,
 )
-from learner.models.world import reduce_max, reduce_sums
+from learner.models.world import own_device, reduce_max, reduce_sums, share
 from protocol.settings.zero_stage import zero_stage_of
 
 # AdamW divides by the gradient's size: a larger gradient changes weights, unless the learning rate is 0.
 _CHANGING_NORM = 1e-6
+
+
+class PlainEngine:
+    """A whole model on this rank's device that is not trained, with the names of DeepSpeed's engine."""
+
+    optimizer = None
+
+    def __init__(self, model: Any) -> None:
+        self.device = own_device()
+        self.module = model.to(self.device)
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self.module(**inputs)
 
 
 class TrainedModel:
@@ -49,15 +62,33 @@ class TrainedModel:
         self._world_size = dist.get_world_size()
         self._zero_stage = zero_stage_of(settings.zero_stage, settings.dtype)
         model = make_model(settings)
+        self._start(model, settings)
+        self._shards = ZeroShards(self._deepspeed, self._engine, self._zero_stage)
+        self._model = self._engine.module
+        self._num_changes = 0  # updates since the last save or load that must have changed weights
+        self._saved_digest = ""  # digest of the master weights then
+        self.device = torch.device(self._engine.device)
+
+    def _start(self, model: Any, settings: PolicySettings) -> None:
+        """Put the model into DeepSpeed, with an optimizer if it is trained."""
+        if not settings.is_trained:
+            model.requires_grad_(False)
+            if self._zero_stage != 3:
+                share(model.parameters())
+                self._zero_stage = 0
+                self._engine: Any = PlainEngine(model)
+                return
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = _make_optimizer(parameters, settings, self._zero_stage)
-        self._scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule_of(settings))
+        optimizer = None
+        if settings.is_trained:
+            optimizer = _make_optimizer(parameters, settings, self._zero_stage)
+            self._scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule_of(settings))
         config = deepspeed_config(
             settings.deepspeed,
             zero_stage=self._zero_stage,
             dtype=settings.dtype,
             max_grad_norm=settings.max_grad_norm,
-            offload=settings.offload,
+            offload=settings.offload if settings.is_trained else "none",
             num_parameters=sum(parameter.numel() for parameter in parameters),
         )
         if self._zero_stage == 3:
@@ -66,17 +97,12 @@ class TrainedModel:
             self._deepspeed.zero.Init(module=model, config_dict_or_path=config)
         self._engine, *_ = self._deepspeed.initialize(
             model=model,
-            model_parameters=parameters,
+            model_parameters=parameters or None,
             optimizer=optimizer,
-            lr_scheduler=self._scheduler,
+            lr_scheduler=None if optimizer is None else self._scheduler,
             config=config,
             dist_init_required=False,
         )
-        self._shards = ZeroShards(self._deepspeed, self._engine, self._zero_stage)
-        self._model = self._engine.module
-        self._num_changes = 0  # updates since the last save or load that must have changed weights
-        self._saved_digest = ""  # digest of the master weights then
-        self.device = torch.device(self._engine.device)
 
     def update(self, sums: Sums, global_weight: float) -> StepResult:
         """Return the outcome of one optimizer update with the accumulated gradient.

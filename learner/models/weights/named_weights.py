@@ -31,7 +31,22 @@ class Weight:
         if len(self.parts) == 1:
             return base
         _, a, b = (part.detach().float() for part in self.parts)
-        return (base.float() + self.scale * (b @ a)).to(base.dtype)
+        exact = base.float() + self.scale * (b @ a)
+        return _dither(exact) if base.dtype == torch.bfloat16 else exact.to(base.dtype)
+
+
+def _dither(exact: Tensor) -> Tensor:
+    """Return float32 numbers in bfloat16, each rounded up with the probability of its distance from the lower one.
+
+    The base is in bfloat16. To the nearest, a change below half a step is lost in every weight: servers would sample
+    from the base until the adapters outgrow it. Each place always has the same threshold, so equal weights give equal
+    digests.
+    """
+    draw = torch.Generator(exact.device).manual_seed(0)
+    below = torch.randint(1 << 16, exact.shape, generator=draw, device=exact.device, dtype=torch.int32)
+    # bfloat16 is the upper half of a float32. A carry out of the lower half is the next number away from 0.
+    bits = (exact.view(torch.int32) + below) & ~0xFFFF
+    return bits.view(torch.float32).to(torch.bfloat16)
 
 
 def weights_of(model: Any) -> list[Weight]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learner.models.gradient import ROUTER_AUX_LOSS, Sums, add_gradient
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
-from learner.models.model_loading import load_model
+from learner.models.model_loading import load_model, router_loss_of
 from learner.models.varlen_attention import Segments
 from protocol.errors import OperatorError
 from tests.benchmarks.packing_table import _BASE, ARCHITECTURES, VOCAB, OneProcess, settings_of
@@ -27,7 +27,7 @@ def model_of(name: str, folder: Path, weight: float = WEIGHT) -> Any:
     return load_model(replace(settings_of(folder), router_aux_loss=weight))
 
 
-def micro_batches() -> list[MicroBatch]:
+def micro_batches(*, one_each: bool = False) -> list[MicroBatch]:
     rng = np.random.default_rng(0)
     samples = [
         LearnerSample(
@@ -35,6 +35,8 @@ def micro_batches() -> list[MicroBatch]:
         )
         for length in (20, 9, 13)
     ]
+    if one_each:
+        return [make_micro_batch([sample]) for sample in samples]
     return [make_micro_batch(samples[:2]), make_micro_batch(samples[2:])]
 
 
@@ -56,17 +58,22 @@ def slow_loss(routers: list[Tensor], num_chosen: int) -> Tensor:
     return num_experts * total
 
 
+def add(model: Any, parts: list[MicroBatch]) -> tuple[Sums, dict[str, Tensor]]:
+    """Return the sums, and the gradient by parameter."""
+    model.zero_grad()
+    loss = router_loss_of(model, WEIGHT)
+    form: dict[str, Any] = {"temperature": 1.0, "with_entropy": False, "router_loss": loss, "router_weight": WEIGHT}
+    sums = add_gradient(OneProcess(model), parts, nothing, 0.1, **form)
+    return sums, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
 @pytest.mark.parametrize("name", ["MixtralConfig", "Qwen3MoeConfig"])
-def test_router_loss_is_the_formulas_weighed_by_model_tokens(name: str, tmp_path: Path) -> None:
+def test_router_loss_is_the_formulas_of_each_trajectory_weighed_by_model_tokens(name: str, tmp_path: Path) -> None:
     model = model_of(name, tmp_path)
-    parts = micro_batches()
-    sums = add_gradient(
-        OneProcess(model), parts, nothing, 0.1, temperature=1.0, with_entropy=False, router_aux_loss=WEIGHT
-    )
-    gradient = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    sums, gradient = add(model, micro_batches())
     model.zero_grad()
     expected = torch.zeros(())
-    for part in parts:
+    for part in micro_batches(one_each=True):
         output = model(
             input_ids=part.tokens,
             position_ids=part.position_ids,
@@ -83,9 +90,17 @@ def test_router_loss_is_the_formulas_weighed_by_model_tokens(name: str, tmp_path
         torch.testing.assert_close(gradient[router], dict(model.named_parameters())[router].grad, rtol=1e-4, atol=1e-6)
 
 
+def test_router_loss_does_not_depend_on_packing(tmp_path: Path) -> None:
+    model = model_of("MixtralConfig", tmp_path)
+    (packed, gradient), (alone, expected) = add(model, micro_batches()), add(model, micro_batches(one_each=True))
+    assert float(packed[ROUTER_AUX_LOSS]) == pytest.approx(float(alone[ROUTER_AUX_LOSS]), rel=1e-5)
+    for name, each in expected.items():
+        torch.testing.assert_close(gradient[name], each, rtol=1e-4, atol=1e-6)
+
+
 def test_model_without_experts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match=r"learner\.router_aux_loss = 0\.5 needs a mixture of experts .* qwen2 has"):
-        model_of("Qwen2Config", tmp_path)
+        router_loss_of(model_of("Qwen2Config", tmp_path), 0.5)
 
 
 def test_nothing_is_added_unless_it_is_asked_for(tmp_path: Path) -> None:

@@ -62,19 +62,24 @@ def test_packed_logprobs_and_gradients_equal_the_unpacked_ones(folder: Path) -> 
 
 @pytest.mark.parametrize("num_key_heads", [4, 2, 1])
 @pytest.mark.parametrize("lengths", [(5,), (9, 9, 9), (16, 13, 12, 4, 1)])
-def test_attention_equals_the_formula_in_float64(lengths: tuple[int, ...], num_key_heads: int) -> None:
+@pytest.mark.parametrize("window", [None, 1, 4])
+def test_attention_equals_the_formula_in_float64(
+    lengths: tuple[int, ...], num_key_heads: int, window: int | None
+) -> None:
     torch.manual_seed(0)
     total = sum(lengths)
     q = torch.randn(1, 4, total, 8, dtype=torch.float64)
     k, v = torch.randn(2, 1, num_key_heads, total, 8, dtype=torch.float64)
-    found, _ = attend(torch.nn.Module(), q, k, v, None, 0.3, segments=Segments(lengths, torch.device("cpu")))
+    segments = Segments(lengths, torch.device("cpu"))
+    found, _ = attend(torch.nn.Module(), q, k, v, None, 0.3, sliding_window=window, segments=segments)
     start = 0
     for length in lengths:
         for t in range(start, start + length):
             for head in range(4):
                 group = head * num_key_heads // 4
-                weights = (0.3 * k[0, group, start : t + 1] @ q[0, head, t]).softmax(0)
-                torch.testing.assert_close(found[0, t, head], weights @ v[0, group, start : t + 1])
+                seen = slice(start if window is None else max(start, t + 1 - window), t + 1)
+                weights = (0.3 * k[0, group, seen] @ q[0, head, t]).softmax(0)
+                torch.testing.assert_close(found[0, t, head], weights @ v[0, group, seen])
         start += length
 
 
@@ -90,7 +95,7 @@ def test_attention_gradient_passes_the_numeric_check() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "message"),
-    [({"softcap": 30.0}, "has no softcap"), ({"sliding_window": 4}, "has no sliding window: this model's is 4 tokens")],
+    [({"softcap": 30.0}, "has no softcap")],
 )
 def test_attention_refuses_unsupported_options(asked: dict[str, float], message: str) -> None:
     q = torch.zeros(1, 1, 5, 2)

@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def chosen(model: Path, checkpoint: Checkpoint | None = None, **sections: Any) -> ReferenceModel | BaseReference | None:
     settings = Settings.model_validate({"kl": {"coefficient": 0.1}, **sections})
-    return _reference(settings, model, cast(Any, SimpleNamespace()), checkpoint, lambda phase: None)
+    return _reference(settings, model, cast(Any, SimpleNamespace(vocab_size=272)), checkpoint, lambda phase: None)
 
 
 def checkpoint_with_a_reference(folder: Path) -> Checkpoint:

@@ -1,6 +1,5 @@
 """Real tiny models asked for logprobs: through their heads, by their logits, and which way is chosen."""
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import Tensor
 from learner.models import varlen_attention
 from learner.models.gradient import score_tokens
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
-from learner.models.scoring.scored_model import Scoring, choose_method, make_scored, scored_model
+from learner.models.scoring.scored_model import Scoring, make_scored, scored_model
 from tests.benchmarks.packing_table import _BASE, ARCHITECTURES, VOCAB, OneProcess
 
 TEMPERATURE = 0.7
@@ -49,14 +48,6 @@ def score(model: Any, *, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
     return score_tokens(OneProcess(model), micro_batch(), TEMPERATURE, with_entropy=with_entropy)
 
 
-def choose(model: Any) -> None:
-    def logprobs(asked: MicroBatch) -> Tensor:
-        with torch.no_grad():
-            return score_tokens(OneProcess(model), asked, 1.0, with_entropy=False)[0]
-
-    choose_method(scored_model(model), logprobs, name="org/model", dtype="float32")
-
-
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_both_ways_give_the_same_logprobs_entropies_and_gradient(name: str, is_tied: bool) -> None:
@@ -86,29 +77,12 @@ def test_model_that_is_not_asked_for_logprobs_gives_its_own_logits_before_and_af
     assert torch.equal(prepared(**asked).logits, expected)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_way_through_the_head_is_chosen_for_a_model_whose_logits_it_knows(name: str) -> None:
-    model = make_model(name)
-    make_scored(model)
-    choose(model)
-    assert scored_model(model).method == "head"
-
-
 class Doubling(transformers.Qwen2ForCausalLM):  # type: ignore[misc]
     """A model whose code changes its logits, which no configuration shows."""
 
     def forward(self, **inputs: Any) -> Any:  # type: ignore[override]
         output = super().forward(**inputs)
         output.logits = 2.0 * output.logits
-        return output
-
-
-class Reordering(transformers.Qwen2ForCausalLM):  # type: ignore[misc]
-    """A model whose code gives its vocabulary another order."""
-
-    def forward(self, **inputs: Any) -> Any:  # type: ignore[override]
-        output = super().forward(**inputs)
-        output.logits = output.logits.index_select(-1, torch.arange(VOCAB).roll(1))
         return output
 
 
@@ -120,18 +94,9 @@ def strange(kind: type[Any]) -> Any:
     return model
 
 
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [(Doubling, "it changes its logits in an unknown way"), (Reordering, "its code after the head does not")],
-)
-def test_model_that_does_more_to_its_logits_takes_the_slower_way_by_them(
-    kind: type[Any], why: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = strange(kind)
-    with caplog.at_level(logging.WARNING):
-        choose(model)
-    assert scored_model(model).method == "logits"
-    assert f'logprobs by logits  model=org/model why="{why}' in caplog.text
+def test_way_by_logits_follows_a_model_that_changes_its_logits() -> None:
+    model = strange(Doubling)
+    scored_model(model).method = "logits"
     batch = micro_batch()
     segments = varlen_attention.Segments(batch.lengths, torch.device("cpu"))
     positions = batch.position_ids

@@ -34,6 +34,10 @@ def test_a_section_is_merged_key_by_key() -> None:
             {"zero_optimization": {"offload_optimizer": {"device": "nvme"}}},
             "learner.deepspeed keeps the optimizer on NVMe, where a checkpoint cannot read it",
         ),
+        (
+            {"zero_optimization": {"round_robin_gradients": True}},
+            r"sets zero_optimization\.round_robin_gradients, with which",
+        ),
     ],
 )
 def test_settings_that_break_a_step_or_a_checkpoint_are_refused(asked: dict[str, Any], message: str) -> None:

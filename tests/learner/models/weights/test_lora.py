@@ -79,12 +79,25 @@ def test_push_has_the_names_of_the_model_folder_and_adapters_merged(source: Path
     torch.testing.assert_close(logprobs(plain), logprobs(model), rtol=0, atol=1e-4)
 
 
-def test_adapters_are_added_in_float32_to_weights_in_bfloat16() -> None:
+@pytest.mark.parametrize("size", [1e-4, 1e-2, 1.0])
+def test_a_change_below_a_step_of_bfloat16_reaches_merged_weights(size: float) -> None:
     torch.manual_seed(0)
-    base, a, b = torch.randn(64, 32), torch.randn(4, 32) / 8, torch.randn(64, 4) / 8
-    weight = Weight("w", tuple(part.to(torch.bfloat16) for part in (base, a, b)), scale=2.0)
-    base, a, b = (part.float() for part in weight.parts)
-    assert torch.equal(weight.merge(), (base + 2.0 * (b @ a)).to(torch.bfloat16))
+    base, a, b = (0.02 * torch.randn(512, 256)).bfloat16(), torch.randn(4, 256), 1e-3 * size * torch.randn(512, 4)
+    weight = Weight("w", (base, a, b), scale=2.0)
+    change = 2.0 * (b @ a)
+    merged = weight.merge()
+    pushed = merged.float() - base.float()
+    assert float((pushed * change).sum() / change.square().sum()) == pytest.approx(
+        1.0, abs=0.15 if size < 1e-3 else 0.02
+    )
+    assert torch.equal(merged, weight.merge())
+    step = 2.0 ** (torch.floor(torch.log2(merged.float().abs())) - 7)
+    assert bool(((merged.float() - base.float() - change).abs() <= step).all())
+
+
+def test_adapters_that_are_nothing_leave_the_base_as_it_is() -> None:
+    base = torch.randn(64, 32).bfloat16()
+    assert torch.equal(Weight("w", (base, torch.randn(4, 32), torch.zeros(64, 4)), scale=2.0).merge(), base)
 
 
 def test_exported_folder_has_adapters_merged(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,38 @@
+"""The check that another model of a run reads the policy's tokens as the policy does, by a text that both tokenize."""
+
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import OperatorError
+
+# Words, digits, code, white space, accents, other scripts and an emoji: different tokenizers split some differently.
+_TEXT = "The answer is 12,345.67: f(x) = x**2\n\n    return [naïve, Größe]  # 你好, мир 🙂"
+
+
+def check_same_tokens(setting: str, folder: Path, policy: Path) -> None:
+    """Raise OperatorError when the tokenizer in `folder` gives the text other tokens than the policy's.
+
+    setting: name of the setting that names the folder. A folder without a tokenizer is not checked: trainers save
+    critics without one. Special tokens may differ.
+    """
+    if not any(folder.glob("tokenizer*")):
+        return
+    found, expected = _tokens(setting, folder), _tokens("policy.model", policy)
+    if found != expected:
+        place = next((i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), 0)
+        raise OperatorError(
+            f"{setting} has another tokenizer than policy.model: token {place} of a text is {found[place : place + 1]} "
+            f"in it and {expected[place : place + 1]} in the policy. Use a model with the policy's tokenizer, or leave "
+            f"{setting} empty."
+        )
+
+
+def _tokens(setting: str, folder: Path) -> list[int]:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        tokens: list[int] = tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
+    except Exception as error:
+        raise OperatorError(f"The tokenizer of {setting} cannot be read: {type(error).__name__}: {error}.") from error
+    return tokens

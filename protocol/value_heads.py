@@ -1,0 +1,52 @@
+"""The heads of reward models and critics in the folders of other trainers. Shared by rewards and the learner."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+HEAD_NAMES = (
+    "score",  # transformers' sequence classification, TRL
+    "value_head",  # OpenRLHF
+    "v_head.summary",  # TRL's and trlx's models with a value head
+    "v_head",  # DeepSpeed-Chat
+    "regression_head",
+    "rm_head",
+    "reward_head",
+    "classifier",
+)
+"""Modules that turn the last hidden state into one number, without .weight and .bias."""
+
+WRAPPERS = ("rwtransformer.", "pretrained_model.")
+"""Prefixes of the body's tensors in DeepSpeed-Chat's and TRL's wrapped models."""
+
+_NOT_HEADS = ("lm_head.", "embed_out.", "output.")  # heads of language models
+
+
+def find_head(unused: Mapping[str, Sequence[int]], hidden_size: int) -> str | None:
+    """Return the name of the head among the tensors that a body does not use, without .weight; None: there is none.
+
+    unused: shapes by name. Raises: ValueError naming the tensors, when they are no single linear head of one number.
+    """
+    shapes = {name: tuple(shape) for name, shape in unused.items() if not _is_of_language_model(name)}
+    modules = sorted({_module_of(name) for name in shapes})
+    if not modules:
+        return None
+    if len(modules) > 1 or modules[0] not in HEAD_NAMES or f"{modules[0]}.weight" not in shapes:
+        raise ValueError(f"it has the tensors {_list(shapes)}, and one head named {', '.join(HEAD_NAMES)} was expected")
+    (module,) = modules
+    if shapes[f"{module}.weight"] != (1, hidden_size) or shapes.get(f"{module}.bias", (1,)) != (1,):
+        found = shapes[f"{module}.weight"]
+        raise ValueError(f"its head {module} has the shape {found}, expected {(1, hidden_size)}, one number a token")
+    return module
+
+
+def _is_of_language_model(name: str) -> bool:
+    return any(f".{name}".find(f".{head}") >= 0 for head in _NOT_HEADS)
+
+
+def _module_of(name: str) -> str:
+    return name.removesuffix(".weight").removesuffix(".bias")
+
+
+def _list(names: Iterable[str]) -> str:
+    first = sorted(names)
+    more = f" and {len(first) - 4} more" if len(first) > 4 else ""
+    return ", ".join(first[:4]) + more

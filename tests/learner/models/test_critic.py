@@ -1,0 +1,85 @@
+"""The head of a critic that begins as a reward model of another trainer."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from learner.models.critic import load_value_model
+from learner.models.model_loading import load_model
+from protocol.errors import OperatorError
+from protocol.value_heads import HEAD_NAMES
+from tests.benchmarks.packing_table import settings_of
+from tests.fakes.tiny_models import make_tiny_model
+
+HIDDEN = 32
+HEAD = torch.linspace(-1.0, 1.0, HIDDEN)[None]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_tiny_model(tmp_path / "reward_model", tied=False, hidden_size=HIDDEN, num_layers=1)
+
+
+def add(folder: Path, tensors: dict[str, Tensor], prefix: str = "") -> None:
+    """Add tensors to the folder's file, with a prefix before the body's names."""
+    path = folder / "model.safetensors"
+    body = {
+        prefix + name.removeprefix("model.") if prefix else name: tensor for name, tensor in load_file(path).items()
+    }
+    save_file(body | tensors, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("name", HEAD_NAMES)
+def test_heads_of_other_trainers_are_loaded_with_their_bias(folder: Path, name: str) -> None:
+    add(folder, {f"{name}.weight": HEAD, f"{name}.bias": torch.tensor([3.0])})
+    model = load_value_model(settings_of(folder))
+    assert torch.equal(model.score.weight, HEAD)
+    assert float(model.bias) == 3.0
+
+
+def test_body_of_a_wrapped_model_is_loaded(folder: Path) -> None:
+    before = load_value_model(settings_of(folder)).state_dict()
+    add(folder, {"v_head.weight": HEAD}, prefix="rwtransformer.")
+    after = load_value_model(settings_of(folder)).state_dict()
+    assert torch.equal(after.pop("score.weight"), HEAD)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
+
+
+def test_head_in_a_pickled_file_is_loaded(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    torch.save({**load_file(path), "value_head.weight": HEAD}, folder / "pytorch_model.bin")
+    path.unlink()
+    assert torch.equal(load_value_model(settings_of(folder)).score.weight, HEAD)
+
+
+def test_policy_as_a_critic_has_a_head_of_zeros(folder: Path) -> None:
+    assert not load_value_model(settings_of(folder)).score.weight.any()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"gate.weight": HEAD}, r"it has the tensors gate\.weight, and one head named score, value_head"),
+        (
+            {"score.weight": HEAD, "v_head.weight": HEAD.clone()},
+            r"it has the tensors score\.weight, v_head\.weight, and",
+        ),
+        ({"score.weight": torch.zeros(2, HIDDEN)}, r"its head score has the shape \(2, 32\), expected \(1, 32\)"),
+    ],
+)
+def test_other_tensors_are_refused_by_name(folder: Path, tensors: dict[str, Tensor], words: str) -> None:
+    add(folder, tensors)
+    with pytest.raises(OperatorError, match=rf"^The critic cannot begin as .*reward_model: {words}"):
+        load_value_model(settings_of(folder))
+
+
+def test_folder_without_some_weights_is_refused(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.norm.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(OperatorError, match=r"lack 1 tensors of a qwen2 model, such as model\.norm\.weight\."):
+        load_model(settings_of(folder))

@@ -1,0 +1,41 @@
+"""Which tokenizers of other roles are taken beside the policy's."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from learner.rank.same_tokens import check_same_tokens
+from protocol.errors import OperatorError
+from tests.fakes.tiny_models import make_tiny_model
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    policy = make_tiny_model(tmp_path / "policy", tied=True, hidden_size=32, num_layers=1)
+    shutil.copytree(policy, tmp_path / "critic")
+    return policy, tmp_path / "critic"
+
+
+def test_the_same_tokenizer_and_a_folder_without_one_are_taken(folders: tuple[Path, Path]) -> None:
+    policy, critic = folders
+    check_same_tokens("critic.model", critic, policy)
+    for path in critic.glob("tokenizer*"):
+        path.unlink()
+    check_same_tokens("critic.model", critic, policy)
+
+
+def test_another_tokenizer_of_equal_size_is_refused_with_the_first_token_that_differs(
+    folders: tuple[Path, Path],
+) -> None:
+    policy, critic = folders
+    path = critic / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["T"], vocabulary["h"] = vocabulary["h"], vocabulary["T"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(
+        OperatorError, match=r"^critic\.model has another tokenizer than policy\.model: token 0 of a text"
+    ):
+        check_same_tokens("critic.model", critic, policy)
