@@ -143,7 +143,7 @@ class PolicyGradient:
 
     def _update_policy(self, plan: StepPlan, micro_batches: Sequence[MicroBatch]) -> list[StepResult]:
         return [
-            self._roles.policy.step(part, self._loss, update.num_model_tokens)
+            self._roles.policy.step(part, self._loss, update.divisor)
             for _ in range(self._settings.learner.num_epochs)
             for update, part in plan.split(micro_batches)
         ]
@@ -153,7 +153,7 @@ class PolicyGradient:
         if critic is None:
             return []
         return [
-            critic.step(part, self._critic_loss, update.num_model_tokens)
+            critic.step(part, self._critic_loss, update.divisor)
             for _ in range(self._settings.learner.num_epochs)
             for update, part in plan.split(micro_batches)
         ]

@@ -26,6 +26,11 @@ class Update:
     num_micro_batches: int  # micro-batches of this rank; the same number on every rank
     num_model_tokens: int  # tokens in the loss, of all ranks
 
+    @property
+    def divisor(self) -> int:
+        """The number that divides the loss: its tokens, or 1 for an update that trains none."""
+        return max(1, self.num_model_tokens)
+
 
 @dataclass(frozen=True)
 class StepPlan:
@@ -65,7 +70,7 @@ def plan_updates(
         for own_indices in index_lists:
             packed = make_micro_batch([_sample(trajectories[index], index) for index in own_indices])
             micro_batches.append(_with_weights(packed, weights, batch, policy_version))
-        updates.append(Update(len(index_lists), max(1, num_model_tokens)))
+        updates.append(Update(len(index_lists), num_model_tokens))
     return StepPlan(tuple(micro_batches), tuple(updates))
 
 

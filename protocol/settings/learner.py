@@ -22,7 +22,8 @@ class LearnerSettings(AlgorithmSettings):
         "wait", description="Groups near max_staleness: wait paces leases, drop drops them."
     )
     equal_groups: Literal["keep", "skip"] = Field(
-        "keep", description="skip: the loss excludes groups of equal rewards."
+        "keep",
+        description="skip: the loss excludes groups of equal rewards, also from its divisor.",
     )
     num_mini_batches: CountAboveZero = Field(1, description="Parts of a step's groups; each is one optimizer update.")
     num_epochs: CountAboveZero = Field(1, description="Passes over a step's samples, in the same order.")

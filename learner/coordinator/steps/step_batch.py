@@ -105,8 +105,8 @@ def build_step(step: int, policy_version: int, groups: Sequence[Group], settings
     """Return the step made of these groups, cut into mini-batches, each packed and balanced over the ranks.
 
     A mini-batch has whole groups, in order: a sample is compared within its own update. With equal_groups = skip,
-    groups with equal rewards are left out of the plan, unless all are equal: their gradient is zero. They count as
-    trained.
+    groups with equal rewards are left out of the plan, unless all are equal: their advantages are zero. They count as
+    trained. The loss then divides by the tokens of the others alone.
     """
     trajectories: list[Trajectory] = []
     group_indices: list[list[int]] = []

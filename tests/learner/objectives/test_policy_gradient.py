@@ -151,6 +151,14 @@ def test_metrics_of_several_updates_compare_the_sampler_with_the_learner_before_
     assert several.metrics["num_trained_tokens"] == one.metrics["num_trained_tokens"]
 
 
+def test_step_whose_answers_are_all_masked_counts_no_trained_tokens() -> None:
+    made = [replace(each, facts=msgspec.structs.replace(each.facts, finish="length")) for each in trajectories()]
+    masked = settings_of("behaviour").model_dump(exclude_unset=True) | {"rewards": {"truncated": "mask"}}
+    objective = objective_of(Settings.model_validate(masked))
+    outcome = objective.take_step(batch_of(made, PLAN, list(range(9))), dict(enumerate(made)), 4)
+    assert outcome.metrics["num_trained_tokens"] == 0
+
+
 # -- PPO as in its paper ----------------------------------------------------------------------------------------------
 
 RATIOS = [0.55, 0.9, 1.0, 1.1, 1.19, 1.5, 1.9, 2.5]
