@@ -145,7 +145,7 @@ class Fleet:
         """Return each server's `describe()` with node_ip, pid and log; is_alive is False when it does not answer."""
         return list(await asyncio.gather(*(self._describe_one(name) for name in server_names())))
 
-    async def check_services(self, run: dict[str, Any]) -> None:
+    async def check_services(self, run: dict[str, Any], row: dict[str, Any] | None = None) -> None:
         """Ask the reward services and the retriever of a run (a RunSpec) once.
 
         Raises: NeighbourError, OperatorError or SettingsError with a cure.
@@ -155,7 +155,7 @@ class Fleet:
         from rollout.neighbours.services import Services
 
         async with Services(RunSpec.model_validate(run), this_node()) as services:
-            await services.check()
+            await services.check(row)
 
     async def stop_all(self) -> None:
         """Stop every server and the standby processes; returns when all servers are gone."""

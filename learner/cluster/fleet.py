@@ -87,9 +87,12 @@ def be_admitted(coordinator: Any) -> None:
     call(find_fleet().admit.remote([coordinator]), "the fleet", 60.0)
 
 
-def check_services(spec: RunSpec) -> None:
-    """Have the fleet call every reward endpoint and the retriever, before anything slow starts."""
-    call(find_fleet().check_services.remote(spec.model_dump(mode="json")), "the fleet", 60.0)
+def check_services(spec: RunSpec, row: dict[str, Any] | None) -> None:
+    """Have the fleet call every reward endpoint and the retriever, before anything slow starts.
+
+    row: prompt, label and columns of the first data row; None: the run has no data.train.
+    """
+    call(find_fleet().check_services.remote(spec.model_dump(mode="json"), row), "the fleet", 60.0)
 
 
 def find_fleet() -> Any:

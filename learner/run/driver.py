@@ -83,7 +83,7 @@ def drive(settings: Settings, checked: CheckedRun) -> int:
             view.message(notice, "INFO")
         try:
             sizes = read_sizes(settings, checked.model)
-            _check_cluster(settings, start, sizes, view)
+            _check_cluster(settings, checked, sizes, view)
             metrics, copies = MetricsReader(start.folder / "metrics.jsonl"), copier_of(settings, start)
             context = RunContext(settings, checked.model, sizes, cluster, view, stop, metrics, pages.record, copies)
             is_new = not start.folder.exists()
@@ -115,11 +115,11 @@ def describe_result(folder: "Path") -> list[str]:
     return [*lines, f"Model: {model}"] if model.is_dir() else lines
 
 
-def _check_cluster(settings: Settings, start: RunStart, sizes: Sizes, view: LiveView) -> None:
+def _check_cluster(settings: Settings, checked: CheckedRun, sizes: Sizes, view: LiveView) -> None:
     """Check that the running cluster can hold the run; starts and writes nothing. Raises: the first problem."""
     from learner.cluster import fleet, ray_door
 
-    if not start.seen:  # the attempt of a resumed run waits for nodes that are away
+    if not checked.start.seen:  # the attempt of a resumed run waits for nodes that are away
         topology = plan_topology(settings, sizes, ray_door.nodes())
         if crowded := describe_crowded(topology):
             view.message(crowded)
@@ -128,7 +128,8 @@ def _check_cluster(settings: Settings, start: RunStart, sizes: Sizes, view: Live
         view.message("The code has changed since the cluster was started: its processes with other code restart.")
     if needs_of(settings).rollouts:
         view.show_phase("asking reward services and retriever")
-        fleet.check_services(run_spec(settings, start.run_id, 0, "unset"))
+        row = checked.train.first_row(settings.data) if checked.train is not None else None
+        fleet.check_services(run_spec(settings, checked.start.run_id, 0, "unset"), row)
 
 
 def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -> tuple[str, int]:

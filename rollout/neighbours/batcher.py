@@ -12,7 +12,7 @@ _Result = TypeVar("_Result")
 
 MAX_WAIT_S = 0.005
 # Failures that a single item may cause.
-_CAUSED_BY_AN_ITEM = (FailureKind.REFUSED, FailureKind.FAILED)
+_CAUSED_BY_AN_ITEM = (FailureKind.REFUSED, FailureKind.FAILED, FailureKind.RAISED)
 
 
 class Batcher(Generic[_Item, _Result]):

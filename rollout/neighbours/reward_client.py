@@ -44,7 +44,7 @@ class NoRewards:
     async def score(self, request: ScoreRequest) -> Score:
         return Score(0.0, {})
 
-    async def check(self) -> None:
+    async def check(self, row: ScoreRequest | None = None) -> None:
         pass
 
     async def close(self) -> None:
@@ -110,13 +110,15 @@ class RewardClient(ClosedAtExit):
         scores = [one.score for name, one in results.items() if one.score is not None and self._weights[name]]
         return Score(reward, parts, math.fsum(scores) / len(scores) if scores else None, _logs_of(results))
 
-    async def check(self) -> None:
-        """Request a reward for a made-up sample from every endpoint. A working function may answer 400, 422 or 500.
+    async def check(self, row: ScoreRequest | None = None) -> None:
+        """Request a reward for a data row from every endpoint; for None for a made-up one, which they may refuse.
 
         Raises: NeighbourError with the first unusable endpoint and the remedy.
         """
+        if row is not None:
+            check_label(row.label)
         for scorer in self._scorers:
-            await scorer.check()
+            await scorer.check(row)
 
     async def _score_at(self, scorer: EndpointScorer, request: ScoreRequest) -> tuple[str, SampleScore]:
         return scorer.name, await scorer.score(request)

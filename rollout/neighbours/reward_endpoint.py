@@ -22,6 +22,7 @@ from rollout.neighbours.http.retries import HttpPolicy
 
 _MISSING = object()  # a value that JSON cannot represent; its key is omitted
 _ALIVE = (400, 422, 500)  # statuses of a working service for a made-up sample
+_CHECK_ATTEMPTS = 2  # one 500 is often a flaky call in a user's function
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class ScoreRequest:
     text: str | None = None  # response without control tokens; None: unknown
 
 
-_PROBE = ScoreRequest(key="sluice-check", prompt="1 + 1 =", response=" 2", label="2")
+_MADE_UP = ScoreRequest(key="sluice-check", prompt="1 + 1 =", response=" 2", label="2")
 
 
 class EndpointScorer:
@@ -79,15 +80,26 @@ class EndpointScorer:
             return await self._batcher.add(request)
         return (await self._call([request]))[0]
 
-    async def check(self) -> None:
-        """Send one request without retries. Raises: NeighbourError with the remedy."""
-        try:
-            await self._http.attempt(body_of([_PROBE]), lambda reply: read_scores(reply, 1), key_of([_PROBE]))
-        except AttemptFailed as failure:
-            if failure.status in _ALIVE:
+    async def check(self, row: ScoreRequest | None = None) -> None:
+        """Request a reward once. row: a data row with a response; None: a made-up one, which a service may refuse.
+
+        Raises: NeighbourError with the remedy.
+        """
+        probe = row or _MADE_UP
+        for number in range(1, _CHECK_ATTEMPTS + 1):
+            try:
+                await self._http.attempt(body_of([probe]), lambda reply: read_scores(reply, 1), key_of([probe]))
                 return
-            advice = f"Start the service, or change rewards.endpoints (name {self.name})."
-            raise NeighbourError(self._boundary, f"{failure}. {advice}") from failure
+            except AttemptFailed as failure:
+                if row is None and failure.status in _ALIVE:
+                    return
+                if failure.status == 500 and number < _CHECK_ATTEMPTS:
+                    continue
+                advice = f"Start the service, or change rewards.endpoints (name {self.name})."
+                if failure.status in _ALIVE:
+                    sample = f"the first row with the response {probe.response!r}"
+                    advice = f"It must return a reward for every response, also a wrong one. It was asked for {sample}."
+                raise NeighbourError(self._boundary, f"{failure}. {advice}", failure.place) from failure
 
     async def close(self) -> None:
         if self._batcher is not None:

@@ -3,6 +3,7 @@
 They are opened and checked at attach, and once by the fleet before anything slow starts.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import HttpUrl
@@ -17,6 +18,7 @@ from rollout.environments.tool_use.tool_use import MakeToolUse
 from rollout.neighbours.http.pool import ClosedAtExit
 from rollout.neighbours.node import Node
 from rollout.neighbours.reward_client import NoRewards, RewardClient
+from rollout.neighbours.reward_endpoint import ScoreRequest
 from rollout.neighbours.tools.by_name import no_such_tool, open_tools
 from rollout.neighbours.tools.search import SearchTool
 
@@ -55,15 +57,15 @@ class Services(ClosedAtExit):
         """Content hash of the own retriever's index; "" without a search tool, or if unknown."""
         return next((tool.content_hash for tool in self.tools.values() if isinstance(tool, SearchTool)), "")
 
-    async def check(self) -> None:
-        """Call each service once.
+    async def check(self, row: Mapping[str, Any] | None = None) -> None:
+        """Call each service once. row: prompt, label and columns of a data row, for the reward services.
 
         Raises: NeighbourError with the first unusable service and the remedy; SettingsError for a model that the
         environment cannot use.
         """
         if self._tokenizer is not None and isinstance(self.make_environment, MakeToolUse):
             self.make_environment.check_model(self._tokenizer)
-        await self.rewards.check()
+        await self.rewards.check(None if row is None else _score_request_of(row))
         for tool in self.tools.values():
             await tool.check()
         if self._mcp is not None:
@@ -95,6 +97,13 @@ class Services(ClosedAtExit):
         """Return chat messages in the model's template."""
         options = {"add_generation_prompt": True, "tokenize": False, **self._spec.rollout.chat_template_kwargs}
         return str(self._tokenizer.apply_chat_template(with_texts(messages), **options))
+
+
+def _score_request_of(row: Mapping[str, Any]) -> ScoreRequest:
+    """Return a data row with a short response, most likely a wrong one."""
+    prompt = row["prompt"]
+    text = prompt if isinstance(prompt, str) else "\n".join(str(message.get("content")) for message in prompt)
+    return ScoreRequest(key="sluice-check", prompt=text, response=" 2", label=row["label"], columns=row["columns"])
 
 
 def _open_rewards(rewards: RewardsSettings, node: Node, is_given: bool) -> RewardClient | NoRewards:

@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from learner.data.prompt_index import PromptIndex
 from learner.data.prompt_order import order_name
 from learner.data.prompt_reading import RowName, UnusableRow, read_prompts
+from learner.data.prompt_set import PromptSet
 from learner.disk.run_folder import SKIPPED_ROWS, TRAIN_INDEX, SkippedRow, read_skipped, write_skipped
 from learner.run.checks.prompt_judge import PromptJudge
 from learner.run.start import RunStart
 from protocol.errors import OperatorError, SettingsError
-from protocol.settings.data import in_words
+from protocol.settings.data import DataSettings, entries_of, in_words
 from protocol.settings.settings import Settings
 
 
@@ -22,6 +24,11 @@ class TrainPrompts:
     index: PromptIndex  # place of each usable row
     skipped: tuple[SkippedRow, ...]  # rows that are not used
     notice: str | None  # message for the user; None: all rows are usable
+
+    def first_row(self, data: DataSettings) -> dict[str, Any]:
+        """Return the first usable row's prompt, label and columns. Raises: OperatorError when its file has changed."""
+        first = PromptSet(self.index, entries_of(data.train), data)[0]
+        return {"prompt": first.prompt, "label": first.label, "columns": first.columns}
 
     def save(self, folder: Path) -> None:
         """Save them in the run folder: the coordinator reads no row again; audit and resume skip the same rows.

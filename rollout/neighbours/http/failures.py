@@ -4,6 +4,7 @@
     REFUSED  400, 413, 422                       1         no                 no
     WRONG    redirect, 401, 404, other statuses  1         yes                no
     FAILED   500, unusable reply                 2         yes                no
+    RAISED   500 that names the line that raised 2         no                 no
     BUSY     429, or ABSENT with Retry-After     policy    no                 yes
     ABSENT   no answer, 408, 502, 503, 504       policy    yes                yes
 
@@ -11,6 +12,7 @@
 """
 
 import email.utils
+import json
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -32,6 +34,8 @@ class FailureKind(Enum):
     WRONG = _Rule(1, opens_breaker=True, is_free_in_outage=False)
     # One 500 is often a flaky call in a user's function; a second one is a bug.
     FAILED = _Rule(2, opens_breaker=True, is_free_in_outage=False)
+    # The service works, the user's code does not: the run must learn that soon, not in the breaker's pauses.
+    RAISED = _Rule(2, opens_breaker=False, is_free_in_outage=False)
     BUSY = _Rule(None, opens_breaker=False, is_free_in_outage=True)
     ABSENT = _Rule(None, opens_breaker=True, is_free_in_outage=True)
 
@@ -66,6 +70,7 @@ class AttemptFailed(Exception):
         self.status = status  # HTTP status; None: no answer
         self.retry_after_s = retry_after_s  # requested pause
         self.text = ""  # first 500 characters of the answer
+        self.place = ""  # file and line of the user's code that raised; empty: not named
         self.is_free = False  # True: not counted as an attempt, during an outage
         self.waits_for_breaker = False  # True: the breaker times the retry
 
@@ -77,11 +82,22 @@ def opens_breaker(error: Exception) -> bool:
 
 def failure_of_status(url: str, status: int, text: str, retry_after: str | None, max_wait_s: float) -> AttemptFailed:
     """Return the failure for an HTTP status other than 200. max_wait_s: limit of its Retry-After."""
-    kind = kind_of(status, retry_after)
+    place = _place_in(text) if status == 500 else ""
+    kind = FailureKind.RAISED if place else kind_of(status, retry_after)
     wait_s = min(_seconds_of(retry_after), max_wait_s) if retry_after and kind is FailureKind.BUSY else 0.0
     failure = AttemptFailed(f"{url} answered {status}: {text[:_TEXT_LENGTH]}", kind, status, wait_s)
-    failure.text = text[:_TEXT_LENGTH]
+    failure.text, failure.place = text[:_TEXT_LENGTH], place
     return failure
+
+
+def _place_in(text: str) -> str:
+    """Return the file and line in the answer of a service whose user's code raised; "": the answer names none."""
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    place = answer.get("where") if isinstance(answer, dict) else None
+    return place[:_TEXT_LENGTH] if isinstance(place, str) else ""
 
 
 def _seconds_of(retry_after: str) -> float:

@@ -56,7 +56,7 @@ async def call_with_retries(
                     if _is_last(failure, counts, policy):
                         times = "1 attempt" if number == 1 else f"{number} attempts"
                         detail = f"{failure} ({times} in {time.monotonic() - started:.1f} s)"
-                        raise NeighbourError(boundary, detail) from failure
+                        raise NeighbourError(boundary, detail, failure.place) from failure
                     await asyncio.sleep(_pause_s(failure, number, policy))
     except TimeoutError:
         detail = f"{timeout_text} within {policy.overall_timeout_s:g} s over all attempts"

@@ -140,6 +140,38 @@ async def test_check_refuses_other_statuses(server: ScriptedServer, status: int)
             await client.check()
 
 
+RAISED = Answer({"detail": "the reward function failed on sample 1", "where": "/my.py:6"}, 500)
+
+
+async def test_check_with_a_row_passes_a_service_that_scores_it_at_the_second_attempt(server: ScriptedServer) -> None:
+    async with RewardClient([endpoint(server.script("second", RAISED, GOOD))], "sum", policy=FAST) as client:
+        await client.check(request())
+    assert [received.body["labels"] for received in server.received["second"]] == [[{"target": ["That"]}]] * 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "place"),
+    [(RAISED, "/my.py:6"), (Answer("no", 500), ""), (Answer("no", 422), ""), (Answer("no", 400), "")],
+)
+async def test_check_with_a_row_refuses_a_service_that_cannot_score_it(
+    server: ScriptedServer, answer: Answer, place: str
+) -> None:
+    async with RewardClient([endpoint(server.script("fails", answer))], "sum", policy=FAST) as client:
+        with pytest.raises(NeighbourError, match=r"It was asked for the first row with the response 'That\.'") as error:
+            await client.check(request())
+    assert error.value.place == place
+
+
+async def test_function_that_raises_fails_its_samples_with_its_place_and_opens_no_breaker(
+    server: ScriptedServer,
+) -> None:
+    policy = replace(FAST, breaker_threshold=1, breaker_after_s=0.0, breaker_cooldown_s=60.0)
+    async with RewardClient([endpoint(server.script("raises", RAISED))], "sum", policy=policy) as client:
+        failures = await asyncio.gather(*(client.score(request(f"p{i}")) for i in range(8)), return_exceptions=True)
+        assert client.is_accepting
+    assert [each.place for each in failures if isinstance(each, NeighbourError)] == ["/my.py:6"] * 8
+
+
 async def test_check_names_the_endpoint_that_is_down_and_what_to_change(server: ScriptedServer) -> None:
     down = free_address()
     endpoints = [endpoint(server.script("up", GOOD), "up"), endpoint(down, "down")]

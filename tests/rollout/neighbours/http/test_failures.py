@@ -26,6 +26,7 @@ def test_each_status_has_a_kind(status: int | None, kinds: tuple[FailureKind, Fa
         (REFUSED, 1, False, False),
         (WRONG, 1, True, False),
         (FAILED, 2, True, False),
+        (FailureKind.RAISED, 2, False, False),
         (BUSY, None, False, True),
         (ABSENT, None, True, True),
     ],
@@ -56,6 +57,22 @@ def test_other_errors_count_against_the_service() -> None:
 def test_retry_after_is_read_and_limited(header: str, wait_s: float) -> None:
     failure = failure_of_status("http://a", 503, "busy", header, max_wait_s=60.0)
     assert (failure.kind, failure.retry_after_s) == (BUSY, wait_s)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "place"),
+    [
+        (500, '{"detail": "x", "where": "/my.py:6"}', FailureKind.RAISED, "/my.py:6"),
+        (500, '{"detail": "x", "where": null}', FAILED, ""),
+        (500, "[" * 100_000, FAILED, ""),
+        (503, '{"where": "/my.py:6"}', ABSENT, ""),
+    ],
+)
+def test_500_that_names_a_line_of_the_users_code_is_its_failure(
+    status: int, body: str, kind: FailureKind, place: str
+) -> None:
+    failure = failure_of_status("http://a", status, body, None, 60.0)
+    assert (failure.kind, failure.place) == (kind, place)
 
 
 def test_failure_holds_the_first_500_characters_of_the_answer() -> None:
