@@ -67,7 +67,9 @@ class HostedServer:
         """
         lines = [line for descriptor in (1, 2) for line in _log_lines(descriptor)]
         tail = " | ".join(lines[-_TAIL_LINES:])
-        return last_exception(lines, reported) or (f"{reported}. The end of its log: {tail}" if tail else reported)
+        return last_exception(lines, reported, os.getpid()) or (
+            f"{reported}. The end of its log: {tail}" if tail else reported
+        )
 
 
 def host_class(server_class: str) -> type:
@@ -161,12 +163,13 @@ async def find_cause(handle: Any, reported: str) -> str:
         return reported
 
 
-def last_exception(lines: Sequence[str], reported: str) -> str:
+def last_exception(lines: Sequence[str], reported: str, parent_pid: int) -> str:
     """Return the last exception line of a log that `reported` does not have; "" without one.
 
-    An engine's parent process reports only that the engine failed: the cause is in the engine's own lines.
+    The lines of the engine's parent process are left out: it knows only that the engine failed.
     """
-    found = [one_line(match.group(1), _CAUSE_LENGTH) for line in lines if (match := _EXCEPTION.search(line))]
+    of_engine = (line for line in lines if f"pid={parent_pid})" not in line)
+    found = [one_line(match.group(1), _CAUSE_LENGTH) for line in of_engine if (match := _EXCEPTION.search(line))]
     return next((each for each in reversed(found) if each not in reported), "")
 
 

@@ -200,7 +200,9 @@ class RunAttempt:
         except NeighbourError as error:
             # Ranks end with their coordinator: if it is gone too, it crashed first.
             ray_door.call(self._coordinator.status.remote(), "the coordinator")
-            raise ranks.explain(error) from error
+            if (explained := ranks.explain(error)) is error:
+                raise
+            raise explained from error
 
     def _show(self) -> None:
         """Show the run's state, new metrics, and notices of the coordinator and of copied checkpoints."""

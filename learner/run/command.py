@@ -41,8 +41,9 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     except NeighbourError as error:
-        # Its cause, if it has one, is a bug of ours in another process.
-        note = _save_traceback(error) if error.__cause__ is not None else ""
+        # Its cause, if it is an exception of another kind, is a bug of ours in another process.
+        is_bug = error.__cause__ is not None and not isinstance(error.__cause__, NeighbourError)
+        note = _save_traceback(error) if is_bug else ""
         print(" ".join(str(error).split()) + note, file=sys.stderr)
         return 1
     except KeyboardInterrupt:

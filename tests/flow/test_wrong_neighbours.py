@@ -129,7 +129,7 @@ LATE = [
         "DeepSpeed setting of a wrong type",
         1,
         r"learner rank 0: failed: ValidationError: .*\breduce_bucket_size\b.*'seven'.* "
-        r"\(traceback: .+/logs/learner_run.traceback\)",
+        r"Traceback: .+/logs/rank_0\.log",
         {"learner.deepspeed": {"zero_optimization": {"reduce_bucket_size": "seven"}}},
         is_pattern=True,
     ),
