@@ -28,7 +28,8 @@ class ZeroShards:
         self._gathered = deepspeed.zero.GatheredParameters
         self._stage = zero_stage
         self._zero = engine.optimizer
-        self._adamw = engine.optimizer if zero_stage == 0 else engine.optimizer.optimizer
+        # A model that is not trained has no AdamW.
+        self._adamw: Any = engine.optimizer if zero_stage == 0 else getattr(engine.optimizer, "optimizer", None)
 
     def prepare(self) -> None:
         """Create the zero moments that AdamW creates at its first step, unless it has taken one."""

@@ -89,7 +89,7 @@ class TrainedModel:
             dtype=settings.dtype,
             max_grad_norm=settings.max_grad_norm,
             offload=settings.offload if settings.is_trained else "none",
-            num_parameters=sum(parameter.numel() for parameter in parameters),
+            num_parameters=max(1, sum(parameter.numel() for parameter in parameters)),
         )
         if self._zero_stage == 3:
             # Broadcasts a parameter from rank 0 and keeps this rank's part, one after the other. In the other stages

@@ -95,6 +95,26 @@ class Run:
         return {"weights": weights, "memory": dict(self.roles.memory), "reference": of_reference}
 
 
+def evaluate(folder: Path) -> dict[str, Any]:
+    """Load a run without steps in ZeRO 3; return whether it has other roles or an optimizer, and what a push sends."""
+    sections = {
+        "run": {"max_steps": 0},
+        "policy": {"model": str(folder / "model"), "dtype": "bfloat16"},
+        "learner": {"recipe": "ppo", "zero_stage": 3, "num_ranks": 2},
+        "kl": {"coefficient": 0.05},
+        "eval": {"every_steps": 1},
+    }
+    settings = Settings.model_validate(sections)
+    roles = load_roles(settings, {"policy.model": folder / "model"}, None, lambda phase: None)
+    roles.policy.check_finite()
+    return {
+        "others": [roles.critic, roles.reference],
+        "optimizer": getattr(roles.policy._engine.optimizer, "optimizer", None),
+        "num_logprobs": len(roles.policy.logprobs(make_micro_batch(trajectories()))),
+        "digest": roles.policy.pushed_digest(),
+    }
+
+
 def groups_of(step: int) -> list[Group]:
     """Return a step's six groups of two random trajectories of two turns each."""
     rng = np.random.default_rng(step)
@@ -147,6 +167,7 @@ def main(arguments: Sequence[str]) -> None:
     import_deepspeed()
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401  # once, not once a rank
 
+    run_world(2, folder, "evaluated", evaluate)
     for name, case in WRITERS.items():
         run_world(case[0], folder, name, partial(write, name))
     for name, case in READERS.items():

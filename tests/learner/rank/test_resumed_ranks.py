@@ -23,7 +23,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     make_tiny_model(folder / "model", tied=True, hidden_size=64)
     ended = run_warm("tests.learner.rank.resumed_ranks", str(folder), timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    return {name: torch.load(folder / f"{name}.pt") for name in (*WRITERS, *READERS)}
+    return {name: torch.load(folder / f"{name}.pt") for name in (*WRITERS, *READERS, "evaluated")}
+
+
+def test_run_without_training_loads_no_optimizer_critic_or_reference(found: Found) -> None:
+    assert found["evaluated"]["others"] == [None, None]
+    assert found["evaluated"]["optimizer"] is None
+    assert found["evaluated"]["num_logprobs"] > 0
+    assert len(found["evaluated"]["digest"]) == 64
 
 
 def distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
