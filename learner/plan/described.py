@@ -5,11 +5,13 @@
     model: {parameters: 70553706496, num_hidden_layers: 80, hidden_size: 8192, num_attention_heads: 64,
             num_key_value_heads: 8, intermediate_size: 28672}
 
-`model` is the shape of policy.model as in its config.json. With it no model is searched or downloaded.
+`model` is the shape of policy.model: the values of its config.json, or `{parameters: N, config: PATH}` with the path of
+that file, which starts at the description's folder. With it no model is searched or downloaded.
 """
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, PositiveFloat, ValidationError, field_validator
 
@@ -63,7 +65,7 @@ class ClusterDescription(Section):
 def read_description(path: Path) -> ClusterDescription:
     """Return the description in the file. Raises: SettingsError with the file and the wrong value."""
     try:
-        return ClusterDescription.model_validate(read_yaml(path, "--cluster"))
+        return ClusterDescription.model_validate(_with_config(read_yaml(path, "--cluster"), path))
     except ValidationError as error:
         problem = error.errors()[0]
         name = ".".join(str(part) for part in problem["loc"]) or "nodes"
@@ -76,6 +78,23 @@ def read_description(path: Path) -> ClusterDescription:
         why = texts.get(problem["type"], f"{wrong}: {problem['msg'].removeprefix('Value error, ')}")
         part = ("A model has", ModelShape) if name.startswith("model.") else ("Each of nodes has", NodesOfAKind)
         raise SettingsError(f"{path}: {name}{why}. {part[0]} {', '.join(part[1].model_fields)}.") from None
+
+
+def _with_config(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the description with the values of the config.json that its model names; given values win."""
+    model = content.get("model")
+    if not isinstance(model, dict) or "config" not in model:
+        return content
+    file = path.parent / str(model["config"])
+    try:
+        config = json.loads(file.read_bytes())
+        of_config = {name: config[name] for name in ModelShape.model_fields if config.get(name) is not None}
+    except (OSError, ValueError, AttributeError) as error:
+        raise SettingsError(
+            f"{path}: model.config = {file} cannot be used ({type(error).__name__}). Give the path of a model's "
+            "config.json."
+        ) from None
+    return {**content, "model": of_config | {name: value for name, value in model.items() if name != "config"}}
 
 
 def described_nodes(description: ClusterDescription) -> list[Node]:

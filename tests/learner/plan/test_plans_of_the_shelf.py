@@ -1,5 +1,6 @@
 """deploy/configs/plans: each file's first lines hold the table that `--plan` draws for its cluster's description."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,19 @@ def test_a_description_that_is_wrong_is_refused_with_what_it_may_hold(text: str,
     is_of_model = says.startswith("model.")
     held = "num_experts_per_tok." if is_of_model else "has count, name, gpus, gpu_memory_gb, memory_gb, resources."
     assert str(caught.value).endswith(held)
+
+
+def test_a_described_model_may_be_the_path_of_its_config(tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 512, "model_type": "qwen2"}))
+    path = tmp_path / "cluster.yaml"
+    path.write_text("nodes: [{gpus: 8}]\nmodel: {parameters: 1.0e+6, config: config.json, num_hidden_layers: 3}")
+    model = read_description(path).model
+    assert model is not None
+    assert (model.hidden_size, model.num_hidden_layers) == (64, 3)
+    path.write_text("nodes: [{gpus: 8}]\nmodel: {parameters: 1.0e+6, config: other.json}")
+    with pytest.raises(SettingsError, match=r"other\.json cannot be used \(FileNotFoundError\)\. Give the path of"):
+        read_description(path)
 
 
 def test_adapters_need_the_models_own_files() -> None:
