@@ -3,7 +3,9 @@
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,6 +177,19 @@ def model_digest(model_dir: Path) -> str:
         if (model_dir / name).is_file():
             digest.update(name.encode() + b"\0" + (model_dir / name).read_bytes())
     return digest.hexdigest()
+
+
+def weights_digest(model: Path) -> str:
+    """Return a hash of the model's weight files. Reads all of them, several at a time."""
+    files = stored_weights(model) or sorted(model.glob("*.bin"))
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        hashes = list(pool.map(_hash_file, files))
+    return hashlib.sha256(b"".join(hashes)).hexdigest()
+
+
+def _hash_file(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 # Parts of names of matrices without an adapter: no linear layers, or the head.

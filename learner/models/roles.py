@@ -9,15 +9,18 @@ from typing import Literal
 import torch.distributed as dist
 
 from learner.models.critic import CriticEngine
+from learner.models.origin import check_origin, write_origin
 from learner.models.policy import PolicyEngine
 from learner.models.read_back import WrittenFiles
 from learner.models.reference import BaseReference, ReferenceModel
 from learner.models.settings import PolicySettings
 from learner.models.start_check import check_model
+from learner.models.world import first_problem
 from protocol.errors import OperatorError
 
 Role = Literal["policy", "critic", "reference"]
 _MEMORY = "memory.json"
+CRITIC_STEPS = "critic_steps"  # key of the memory: steps that trained the critic
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Roles:
     critic: CriticEngine | None = None  # model of the values; None: the algorithm has none
     reference: ReferenceModel | BaseReference | None = None  # model of the KL term; None: there is no such term
     memory: dict[str, float] = field(default_factory=dict)  # the objective's facts of earlier steps; same on every rank
+    origin: dict[str, str] = field(default_factory=dict)  # facts of the first models, on rank 0; empty elsewhere
 
     @property
     def kept_reference(self) -> ReferenceModel | None:
@@ -53,24 +57,29 @@ class Roles:
             written |= self.kept_reference.save_state(folder / "reference")
         if self.memory and dist.get_rank() == 0:
             (folder / _MEMORY).write_text(json.dumps(self.memory, sort_keys=True), encoding="utf-8")
+        write_origin(folder, self.origin)
         return written
 
     def load_state(self, folder: Path, report: Callable[[str], None] = lambda phase: None) -> None:
         """Load the files of `save_state`; in old checkpoints the policy's state is in `folder` itself.
 
-        A critic without a state stays as it is. report: takes a line about that.
+        A critic without a state stays as it is, and its warm-up begins. report: takes a line about that.
         Raises: OperatorError when the state is of other models.
         """
+        problem = check_origin(folder, self.origin)
+        if (problem := first_problem(problem) if dist.is_initialized() else problem) is not None:
+            raise OperatorError(f"The checkpoint {folder.parent} cannot be resumed: {problem}")
         of_policy = folder / "policy"
         self.policy.load_state(of_policy if of_policy.is_dir() else folder)
         if self.critic is not None and (folder / "critic").is_dir():
             self.critic.load_state(folder / "critic")
-        elif self.critic is not None:
-            report("the checkpoint has no critic: it starts untrained")
         if isinstance(self.reference, ReferenceModel) and (folder / "reference").is_dir():
             self.reference.load_state(folder / "reference")
         if (folder / _MEMORY).is_file():
             self.memory.update(_read_memory(folder / _MEMORY))
+        if self.critic is not None and not (folder / "critic").is_dir():
+            report("the checkpoint has no critic: it starts untrained, with its warm-up (critic.warmup_steps)")
+            self.memory[CRITIC_STEPS] = 0.0
 
 
 def load_policy(settings: PolicySettings, *, name: str) -> PolicyEngine:

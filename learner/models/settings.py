@@ -31,6 +31,7 @@ class PolicySettings:
     role: Literal["policy", "critic", "reference"] = "policy"  # name of the model in errors
     max_tokens: int = 4096  # longest trajectory
     micro_batch_tokens: int = 8192  # token budget of a micro-batch; 1: one trajectory each
+    updates_per_step: int = 1  # updates of one step of the run: a resume with another number keeps the schedule's place
     temperature: float = 1.0  # sampling temperature; logprobs are those of the sampled distribution
     offload: Offload = "none"  # parts in host memory; all: weights too
     deepspeed: Mapping[str, Any] = field(default_factory=dict)  # settings merged into DeepSpeed's configuration
@@ -49,6 +50,7 @@ def critic_settings(settings: Settings, model: Path) -> PolicySettings:
         role="critic",
         lr=critic.lr,
         warmup_steps=critic.lr_warmup_steps * updates_per_step(settings),
+        total_steps=updates_per_step(settings) * settings.run.max_steps,
         zero_stage=zero_stage,
         offload=offload,
         deepspeed={},
@@ -79,7 +81,9 @@ def policy_settings(settings: Settings, model: Path) -> PolicySettings:
         max_grad_norm=learner.max_grad_norm,
         warmup_steps=updates_per_step(settings)
         * (learner.lr_warmup_steps or round(learner.lr_warmup_ratio * settings.run.max_steps)),
-        total_steps=updates_per_step(settings) * settings.run.max_steps,
+        # The critic's warm-up has no updates of the policy.
+        total_steps=updates_per_step(settings) * max(0, settings.run.max_steps - settings.critic.warmup_steps),
+        updates_per_step=updates_per_step(settings),
         min_lr_ratio=learner.min_lr_ratio,
         schedule=learner.lr_schedule,
         offload=learner.offload,

@@ -20,7 +20,7 @@ from learner.algorithms.whiten import Reduce
 from learner.models.gradient import StepResult
 from learner.models.micro_batch import MicroBatch
 from learner.models.reference import ReferenceModel
-from learner.models.roles import Roles
+from learner.models.roles import CRITIC_STEPS, Roles
 from learner.objectives.advantages import of_groups, of_tokens, whiten_step
 from learner.objectives.losses import critic_metrics, make_critic_loss, make_loss
 from learner.objectives.reference_kl import ReferenceKl
@@ -71,7 +71,11 @@ class PolicyGradient:
         """
         before = dict(self._roles.memory)
         plan, micro_batches = self.prepare(batch, trajectories, policy_version)
-        is_warming_up = self._roles.critic is not None and batch.step <= self._settings.critic.warmup_steps
+        # Checkpoints of earlier versions do not count the critic's steps: it began with the run.
+        critic_steps = before.get(CRITIC_STEPS, batch.step - 1.0)
+        is_warming_up = self._roles.critic is not None and critic_steps < self._settings.critic.warmup_steps
+        if self._roles.critic is not None:
+            self._roles.memory[CRITIC_STEPS] = critic_steps + 1.0
         of_policy = [] if is_warming_up else self._update_policy(plan, micro_batches)
         # A step without a policy update is recorded as skipped, so it must not change the critic either.
         is_skipped = bool(of_policy) and not any(result.applied for result in of_policy)

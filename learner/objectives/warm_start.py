@@ -86,6 +86,7 @@ def warm_start_settings(settings: Settings, model: Path) -> PolicySettings:
         total_steps=warm.max_steps,
         min_lr_ratio=warm.min_lr_ratio,
         schedule="linear",
+        updates_per_step=1,
         temperature=1.0,
     )
 
@@ -100,7 +101,16 @@ def content_key(settings: Settings, model: Path) -> str:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     taken = asdict(warm_start_settings(settings, model))
     # Rows are taken in file order and the weights come from the folder, so that nothing is drawn by the seed.
-    for name in ("model_dir", "seed", "role", "max_tokens", "micro_batch_tokens", "is_trained"):
+    taken_elsewhere = (
+        "model_dir",
+        "seed",
+        "role",
+        "max_tokens",
+        "micro_batch_tokens",
+        "is_trained",
+        "updates_per_step",
+    )
+    for name in others:
         del taken[name]
     numbers = {
         "policy": taken,

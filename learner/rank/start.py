@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from learner.algorithms.by_name import algorithm_of
 from learner.checkpoint.manifest import Checkpoint
 from learner.checkpoint.sealed_files import Report
-from learner.disk.model_folder import find_named_model
+from learner.disk.model_folder import find_named_model, weights_digest
 from learner.models.critic import CriticEngine
 from learner.models.policy import PolicyEngine
 from learner.models.reference import BaseReference, ReferenceModel
@@ -122,9 +123,29 @@ def load_roles(settings: Settings, folders: Mapping[str, Path], checkpoint: Chec
         policy = load_policy(of_policy, name=settings.policy.model)
         critic = _critic(settings, folders.get("critic.model", model), policy.vocab_size, report)
         of_reference = folders.get("reference.model", model)
-        roles = Roles(policy, critic, _reference(settings, of_reference, policy, checkpoint, report))
+        reference = _reference(settings, of_reference, policy, checkpoint, report)
+        report("reading the weights of the base and the reference")
+        is_first = dist.get_rank() == 0
+        origin = _origin(settings, model, of_reference, reference) if is_first else {}
+        roles = Roles(policy, critic, reference, origin=origin)
     report("the models are ready")
     return roles
+
+
+def _origin(
+    settings: Settings, base: Path, of_reference: Path, reference: ReferenceModel | BaseReference | None
+) -> dict[str, str]:
+    """Return the facts that a resume must share: the adapters and their base, and the reference of the KL."""
+    origin, lora = {}, settings.policy.lora
+    if lora.rank:
+        alpha, targets = lora.alpha or float(lora.rank), " ".join(sorted(lora.targets)) or "all"
+        origin["adapters"] = f"rank {lora.rank}, alpha {alpha:g}, targets {targets}"
+        origin["base"] = weights_digest(base)
+    if isinstance(reference, ReferenceModel):
+        origin["reference_model"] = settings.reference.model
+        if not reference.is_kept:
+            origin["reference"] = weights_digest(of_reference)
+    return origin
 
 
 def _first_policy(settings: Settings, model: Path, checkpoint: Checkpoint | None, report: Report) -> Path:

@@ -34,7 +34,7 @@ CORRECTIONS: dict[str, Set[str]] = {
     "icepop": {"correction_low", "correction_high"},
     "geo_mask": {"correction_low", "correction_high"},
 }
-_KINDS = {"advantage": ADVANTAGES, "loss": LOSSES, "correction": CORRECTIONS}
+KINDS = {"advantage": ADVANTAGES, "loss": LOSSES, "correction": CORRECTIONS}
 
 _Aggregate = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_sum_norm"]
 AGGREGATES = get_args(_Aggregate)
@@ -142,10 +142,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
         "filter": {"dynamic_sampling": True},
     },
     # arXiv:2503.20783: no division by a group's deviation or an answer's length.
-    "dr_grpo": {
-        "learner": {"advantage": "dr_grpo", "loss": "ppo", "correction": "tis"},
-        "loss": {"aggregate": "seq_sum_norm"},
-    },
+    "dr_grpo": {"learner": {"advantage": "dr_grpo", "loss": "ppo", "correction": "tis"}},
     # arXiv:2402.14740
     "rloo": {"learner": {"advantage": "rloo", "loss": "reinforce", "correction": "tis"}},
     # arXiv:2501.03262: returns minus the KL, whitened over the step.
@@ -159,53 +156,58 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
         "kl": {"coefficient": 0.001, "place": "reward", "form": "k1"},
         "rewards": {"clip": 10.0},
     },
-    # arXiv:2507.18071: one ratio per answer, so that its clip is a thousandth of PPO's.
-    "gspo": {
-        "learner": {"advantage": "grpo", "loss": "gspo", "correction": "tis", "clip_low": 3e-4, "clip_high": 4e-4},
-        "loss": {"aggregate": "seq_mean_token_mean"},
-    },
-    # arXiv:2506.13585: the loss is itself a truncated importance weight, here at 5: it needs no second one.
-    "cispo": {"learner": {"advantage": "grpo", "loss": "cispo", "correction": "none", "clip_high": 4.0}},
+    # arXiv:2507.18071
+    "gspo": {"learner": {"advantage": "grpo", "loss": "gspo", "correction": "tis"}},
+    # arXiv:2506.13585
+    "cispo": {"learner": {"advantage": "grpo", "loss": "cispo", "correction": "none"}},
 }
 assert set(RECIPES) == set(get_args(_Recipe))
+
+# Name of an advantage or a loss -> section -> setting -> value of its paper, which comes with the name, in a recipe or
+# alone.
+_PAPERS: dict[str, dict[str, dict[str, Any]]] = {
+    "dr_grpo": {"loss": {"aggregate": "seq_sum_norm"}},
+    # One ratio per answer, so that its clip is a thousandth of PPO's. In bfloat16 engine and learner differ by more on
+    # the same weights: the ratio must be of the learner's own logprobs.
+    "gspo": {
+        "learner": {"clip_low": 3e-4, "clip_high": 4e-4},
+        "loss": {"aggregate": "seq_mean_token_mean"},
+        "policy": {"old_logprobs": "recompute"},
+    },
+    # The loss is itself a truncated importance weight, here at 5: it needs no second one.
+    "cispo": {"learner": {"correction": "none", "clip_high": 4.0}},
+}
 
 DEFAULT_RECIPE = "grpo"
 
 
-def over_recipe(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, set[str]]]:
-    """Return the given sections with the recipe's settings below them, and the names that it added to each section.
+def bundle_of(learner: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return section -> setting -> value that a recipe, an advantage and a loss bring together.
 
-    An unknown recipe adds nothing: the validator refuses it.
+    learner: recipe and names, where they are given. An unknown recipe brings nothing: the validator refuses it.
     """
+    recipe = RECIPES.get(str(learner.get("recipe", DEFAULT_RECIPE)), {})
+    bundle = {section: dict(values) for section, values in recipe.items()}
+    of_learner = bundle.get("learner", {})
+    for kind in ("advantage", "loss"):
+        name = learner.get(kind) or of_learner.get(kind)
+        for section, values in _PAPERS.get(str(name), {}).items():
+            bundle[section] = bundle.get(section, {}) | values
+    return bundle
+
+
+def over_recipe(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, set[str]]]:
+    """Return the given sections with the bundle's settings below them, and the names that it added to each section."""
     learner = _as_given(given.get("learner", {}))
-    recipe = learner.get("recipe", DEFAULT_RECIPE) if isinstance(learner, Mapping) else None
     laid, added = dict(given), {}
-    for section, bundle in RECIPES.get(recipe if isinstance(recipe, str) else "", {}).items():
+    for section, bundle in (bundle_of(learner) if isinstance(learner, Mapping) else {}).items():
         own = _as_given(laid.get(section, {}))
         if isinstance(own, Mapping):  # otherwise the section's validator refuses it
             # null is the recipe's name of an algorithm
-            unset = {name for name in _KINDS if section == "learner" and own.get(name) is None}
+            unset = {name for name in KINDS if section == "learner" and own.get(name) is None}
             kept = {name: value for name, value in own.items() if name not in unset}
             laid[section], added[section] = bundle | kept, bundle.keys() - kept
     return laid, added
-
-
-def check_reads(learner: AlgorithmSettings) -> None:
-    """Raise ValueError for a setting that was changed and that none of the chosen algorithms reads.
-
-    An algorithm of the user's own may read every setting of its kind.
-    """
-    bundle = RECIPES[learner.recipe]["learner"]
-    for kind, names in _KINDS.items():
-        chosen = getattr(learner, kind)
-        for setting in sorted(set().union(*names.values()) - names.get(chosen, set().union(*names.values()))):
-            value, default = getattr(learner, setting), AlgorithmSettings.model_fields[setting].default
-            if value not in (default, bundle.get(setting, default)):
-                readers = ", ".join(name for name, reads in names.items() if setting in reads)
-                raise ValueError(
-                    f"learner.{setting} = {value} has no effect: learner.{kind} = {chosen} does not read it. Remove "
-                    f"it, or set learner.{kind} to one of {readers}."
-                )
 
 
 def _as_given(section: Any) -> Any:

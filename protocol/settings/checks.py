@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from protocol.settings.algorithm import ADVANTAGES_OF_GROUPS, ADVANTAGES_OF_TOKENS, check_reads
+from protocol.settings.algorithm import ADVANTAGES_OF_GROUPS, ADVANTAGES_OF_TOKENS
+from protocol.settings.effects import find_without_effect
 from protocol.settings.placement import check_placement
 from protocol.settings.tools import BUNDLED_TOOLS
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 # The KL controller limits the relative error of the KL to this: learner/algorithms/kl.py.
 _LARGEST_KL_ERROR = 0.2
+# Difference of an answer's mean logprob between engine and learner in bfloat16, measured as up to 1.2e-3 nats.
+_ENGINE_NOISE = 5e-3
 # Largest number of samples in a message to a rank (protocol.wire.messages.Batch).
 _MAX_STEP_SAMPLES = 1 << 20
 
@@ -27,10 +30,10 @@ def check_combinations(settings: "Settings") -> None:
         _in_loss(settings),
         _in_kl(settings),
         _in_shaping(settings),
+        find_without_effect(settings),
     )
     for problem in problems:
         raise ValueError(problem)
-    check_reads(settings.learner)
     check_placement(settings.placement, settings.learner, settings.rollout, settings.weights)
     problems = chain(
         _in_steps(settings),
@@ -62,11 +65,14 @@ def _in_equal_groups(settings: "Settings") -> Iterator[str]:
     """Find a setting that gives groups of equal rewards a gradient, while equal_groups skips them."""
     if settings.learner.equal_groups != "skip":
         return
-    rewards, kl = settings.rewards, settings.kl
+    rewards, kl, learner = settings.rewards, settings.kl, settings.learner
+    is_whitened = learner.advantage == "reinforce_pp_baseline" if learner.whiten is None else learner.whiten
     parts = (
         (rewards.overlong_buffer_tokens, f"rewards.overlong_buffer_tokens = {rewards.overlong_buffer_tokens}"),
         (rewards.truncated == "penalise", "rewards.truncated = penalise"),
         (kl.coefficient, f"kl.coefficient = {kl.coefficient}"),
+        (learner.router_aux_loss, f"learner.router_aux_loss = {learner.router_aux_loss}"),
+        (is_whitened, "the whitening of the step's advantages (learner.whiten)"),
     )
     for is_given, setting in parts:
         if is_given:
@@ -107,6 +113,19 @@ def _in_loss(settings: "Settings") -> Iterator[str]:
         yield (
             f"learner.loss = gspo clips whole answers, and learner.advantage = {learner.advantage} gives each token "
             "its own. Use learner.loss = ppo, or an advantage of groups such as grpo."
+        )
+    is_recomputed = settings.policy.old_logprobs == "recompute"
+    is_noisy = not is_recomputed and settings.policy.dtype == "bfloat16"
+    if learner.loss == "gspo" and is_noisy and learner.clip_high < _ENGINE_NOISE:
+        yield (
+            f"learner.clip_high = {learner.clip_high:g} of gspo is less than engine and learner differ by in bfloat16 "
+            "on the same weights: rounding would decide which answers learn. Set policy.old_logprobs to recompute."
+        )
+    if learner.loss == "cispo" and is_recomputed and learner.correction == "none":
+        yield (
+            "learner.correction = none with policy.old_logprobs = recompute leaves the difference between engine and "
+            "learner without a correction: cispo's weight is of the learner's own logprobs then. Set "
+            "learner.correction to tis, or policy.old_logprobs to behaviour."
         )
     if loss.constant is not None and loss.aggregate != "seq_sum_norm":
         yield (
@@ -156,10 +175,12 @@ def _in_shaping(settings: "Settings") -> Iterator[str]:
             f"rewards.overlong_buffer_tokens = {rewards.overlong_buffer_tokens} is not below the {most} tokens of "
             f"{budget}: every answer would be penalised. Lower it."
         )
-    if rewards.overlong_max_tokens is not None and not rewards.overlong_buffer_tokens:
+    environment = settings.rollout.environment
+    if rewards.overlong_buffer_tokens and not rewards.overlong_max_tokens and environment != "single_turn":
         yield (
-            f"rewards.overlong_max_tokens = {rewards.overlong_max_tokens} penalises nothing: "
-            "rewards.overlong_buffer_tokens is 0. Set both or neither."
+            f"rewards.overlong_buffer_tokens = {rewards.overlong_buffer_tokens} counts the tokens of a whole "
+            f"conversation, and rollout.max_response_tokens limits one turn of rollout.environment = {environment}. "
+            "Set rewards.overlong_max_tokens to a conversation's budget."
         )
 
 

@@ -33,7 +33,9 @@ class LearnerSettings(AlgorithmSettings):
     lr_schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="Decay after the warm-up.")
     min_lr_ratio: Fraction = Field(0.1, description="Last learning rate over the peak.")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW betas.")
-    weight_decay: NonNegativeFloat = Field(0.0, description="AdamW weight decay.")
+    weight_decay: NonNegativeFloat = Field(
+        0.0, description="AdamW weight decay of matrices; norms and biases have none."
+    )
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm.")
     micro_batch_tokens: CountAboveZero = Field(
         8192, description="Token budget of one forward and backward pass on one rank."

@@ -68,6 +68,12 @@ class RolloutSettings(Section):
                 "load_format has no use: servers start with dummy weights and receive the policy's by the first push. "
                 "Remove it."
             )
+        for name in ("logits_processors", "generation_config", "override_generation_config"):
+            if name in value:
+                raise ValueError(
+                    f"{name} changes what the engine samples from, and the learner does not know of it. Remove it, and "
+                    "use the section `sampling`."
+                )
         if (mode := value.get("logprobs_mode", LOGPROBS_MODE)) != LOGPROBS_MODE:
             raise ValueError(
                 f"logprobs_mode = {mode} makes the engine return logprobs of another distribution than it samples "

@@ -153,3 +153,10 @@ def test_file_whose_name_says_no_split_asks_for_it(tmp_path: Path, capsys: pytes
 )
 def test_last_box_is_read_with_its_braces(text: str, answer: str | None) -> None:
     assert last_boxed(text) == answer
+
+
+def test_command_names_the_training_and_the_held_out_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = prepared(tmp_path, "gsm8k")
+    assert f"Use --data.train {folder}/train.parquet --data.eval {folder}/test.parquet; their labels" in (
+        capsys.readouterr().out
+    )

@@ -208,7 +208,7 @@ def on_one_rank(folder: Path) -> dict[str, Any]:
         },
         "packed": {name: few_steps(model, name, 0, micro_batch_tokens=4096) for name in ("grpo", "ppo")},
         "resumed": {
-            "grpo": resumed(model, "grpo", folder, {**several, "rewards": {"normalize": True}}),
+            "grpo": resumed(model, "grpo", folder, {**several, "rewards": {"normalize": True, "clip": 100.0}}),
             "ppo": resumed(model, "ppo", folder, {"reference": {"refresh_every_steps": 2}}),
         },
         "warm_up": warm_up(model),

@@ -44,7 +44,11 @@ def main(arguments: Sequence[str]) -> int:
     scorer = KNOWN_SETS[options.name].scorer
     for path, num_rows in written.items():
         print(f"{path}: {num_rows:,} rows")
-    print(f"Train on it with --data.train {next(iter(written))}; its labels are for the bundled scorer {scorer}.")
+    by_split = {path.stem: path for path in written}
+    held_out = next((by_split[split] for split in ("test", "validation", "valid", "dev") if split in by_split), None)
+    use = [f"--data.train {by_split['train']}"] if "train" in by_split else []
+    use += [f"--data.eval {held_out}"] if held_out is not None else []
+    print(f"Use {' '.join(use) or 'the files'}; their labels are for the bundled scorer {scorer}.")
     return 0
 
 

@@ -3,7 +3,7 @@
 For each trained parameter, under its name in the Hugging Face model:
 
     state_00000.safetensors   weight/NAME, exp_avg/NAME, exp_avg_sq/NAME: whole, float32 (the master weights)
-    state.json                schema, number of optimizer updates, and parameter -> file
+    state.json                schema, number of optimizer updates, steps of the schedule, and parameter -> file
 
 Memory: besides its own state, a rank holds one shard while it saves, and one parameter while it loads.
 """
@@ -11,7 +11,7 @@ Memory: besides its own state, a rank holds one shard while it saves, and one pa
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,17 +34,24 @@ SHARD_BYTES = 1 << 30
 Weights = Sequence[tuple[str, Tensor]]
 
 
+class Progress(NamedTuple):
+    """The place of a state in its run."""
+
+    num_updates: int  # applied optimizer updates
+    schedule_steps: float | None  # steps of the run that the learning rate's schedule counts; None: not known
+
+
 def save_state(
     folder: Path,
     shards: ZeroShards,
     weights: Weights,
-    num_updates: int,
+    progress: Progress,
     digests: Mapping[str, str],
     shard_bytes: int = SHARD_BYTES,
 ) -> WrittenFiles:
     """Write the state of `weights`; return this rank's files, every world_size-th shard. Collective.
 
-    num_updates: optimizer updates inside. digests: of KEY/NAME in memory. All files exist on returning.
+    digests: of KEY/NAME in memory. All files exist on returning.
     Raises: OSError when the disk refuses.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -71,14 +78,14 @@ def save_state(
                 written[folder / mine_name] = {name: digests[name] for name in mine}
             mine = {}
     if rank == 0:
-        description = {"schema": SCHEMA, "num_updates": num_updates, "files": files}
+        description = {"schema": SCHEMA, **progress._asdict(), "files": files}
         (folder / _DESCRIPTION).write_text(json.dumps(description, indent=1), encoding="utf-8")
     dist.barrier()
     return written
 
 
-def load_state(folder: Path, shards: ZeroShards, weights: Weights) -> int:
-    """Load a state of any number of ranks and any ZeRO stage; returns its number of optimizer updates. Collective.
+def load_state(folder: Path, shards: ZeroShards, weights: Weights) -> Progress:
+    """Load a state of any number of ranks and any ZeRO stage; returns its progress. Collective.
 
     Raises: OperatorError when it has other parameters; the model may be useless then.
     """
@@ -98,7 +105,8 @@ def load_state(folder: Path, shards: ZeroShards, weights: Weights) -> int:
             raise _unfit(folder, f"{file} cannot be read: {error}") from None
     num_updates = int(description["num_updates"])
     shards.set_num_updates(num_updates)
-    return num_updates
+    steps = description.get("schedule_steps")  # earlier versions have none
+    return Progress(num_updates, None if steps is None else float(steps))
 
 
 def _load(folder: Path, file: Any, shards: ZeroShards, name: str, parameter: Tensor) -> None:

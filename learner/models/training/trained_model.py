@@ -25,6 +25,7 @@ from learner.models.training.optimizer import (
 from learner.models.training.shards import ZeroShards
 from learner.models.training.state import (
     SHARD_BYTES,
+    Progress,
     digest_held_state,
     digest_of_weights,
     load_state,
@@ -65,6 +66,7 @@ class TrainedModel:
         self._start(model, settings)
         self._shards = ZeroShards(self._deepspeed, self._engine, self._zero_stage)
         self._model = self._engine.module
+        self._num_earlier = 0  # applied updates less those that the schedule counts
         self._num_changes = 0  # updates since the last save or load that must have changed weights
         self._saved_digest = ""  # digest of the master weights then
         self.device = torch.device(self._engine.device)
@@ -109,7 +111,7 @@ class TrainedModel:
 
         sums: this rank's, with the same keys on every rank. "loss" is divided by global_weight.
         """
-        lr = max(group["lr"] for group in self._scheduler.optimizer.param_groups)
+        lr = self.learning_rate
         self._engine.step()
         reduced = _reduce(sums)
         norm = self._engine.get_global_grad_norm()
@@ -121,6 +123,11 @@ class TrainedModel:
         )
         self._num_changes += result.applied and lr > 0.0 and result.grad_norm > _CHANGING_NORM
         return result
+
+    @property
+    def learning_rate(self) -> float:
+        """Return the learning rate of the next update."""
+        return float(max(group["lr"] for group in self._scheduler.optimizer.param_groups))
 
     def state_digests(self) -> dict[str, str]:
         """Return KEY/NAME -> digest of each master weight and moment in memory. Collective; nothing is gathered."""
@@ -165,23 +172,25 @@ class TrainedModel:
                 f"The weights of the {self._role} have the digest {digest}, as in the checkpoint before, although "
                 f"{self._num_changes} updates were applied since"
             )
-        num_updates = int(self._scheduler.last_epoch)
-        written = save_state(folder, self._shards, self.weights(), num_updates, digests, shard_bytes)
+        done = int(self._scheduler.last_epoch)
+        progress = Progress(self._num_earlier + done, done / self._settings.updates_per_step)
+        written = save_state(folder, self._shards, self.weights(), progress, digests, shard_bytes)
         self._num_changes, self._saved_digest = 0, digest
         return written
 
     def load_state(self, folder: Path) -> None:
         """Load files of `save_state` from any number of ranks, ZeRO stage and type. Collective.
 
-        The learning rate follows this run's settings from the saved number of updates on.
+        The learning rate follows this run's settings from the saved step of the schedule on, also with another number
+        of updates per step.
         Raises: OperatorError when the state is of another model.
         """
-        num_updates = load_state(folder, self._shards, self.weights())
-        self._scheduler.load_state_dict(
-            {"last_epoch": num_updates, "_step_count": num_updates + 1, "lr_lambdas": [None]}
-        )
+        num_updates, steps = load_state(folder, self._shards, self.weights())
+        done = num_updates if steps is None else round(steps * self._settings.updates_per_step)
+        self._num_earlier = num_updates - done
+        self._scheduler.load_state_dict({"last_epoch": done, "_step_count": done + 1, "lr_lambdas": [None]})
         for group, peak in zip(self._scheduler.optimizer.param_groups, self._scheduler.base_lrs, strict=True):
-            group["lr"] = peak * _schedule_of(self._settings)(num_updates)
+            group["lr"] = peak * _schedule_of(self._settings)(done)
         self._num_changes, self._saved_digest = 0, digest_of_weights(self.state_digests())
 
     def _own_tensors(self, with_optimizer: bool) -> Iterator[tuple[str, Tensor]]:
@@ -202,10 +211,14 @@ class TrainedModel:
 
 
 def _make_optimizer(parameters: list[Any], settings: PolicySettings, zero_stage: int) -> torch.optim.Optimizer:
+    """Return AdamW over the parameters. Vectors (norms and biases) do not decay, as in transformers' Trainer."""
+    vectors = [parameter for parameter in parameters if settings.weight_decay and parameter.ndim < 2]
+    decayed = [parameter for parameter in parameters if parameter.ndim >= 2 or not vectors]
+    groups: Any = [{"params": decayed}, {"params": vectors, "weight_decay": 0.0}] if vectors and decayed else parameters
     common: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
     if zero_stage == 0:
-        return GuardedAdamW(parameters, max_grad_norm=settings.max_grad_norm, fused=True, **common)
-    return torch.optim.AdamW(parameters, fused=True, **common)
+        return GuardedAdamW(groups, max_grad_norm=settings.max_grad_norm, fused=True, **common)
+    return torch.optim.AdamW(groups, fused=True, **common)
 
 
 def _schedule_of(settings: PolicySettings) -> Callable[[int], float]:

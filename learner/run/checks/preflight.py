@@ -15,13 +15,14 @@ from learner.disk.model_folder import (
 )
 from learner.disk.run_folder import SETTINGS
 from learner.plan.memory import read_sizes
-from learner.plan.needs import needs_critic, needs_of
+from learner.plan.needs import needs_of
 from learner.run.checks.disk import check_disk
 from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
 from learner.run.checks.user_code import check_user_code
 from learner.run.copied_start import start_with_copies
 from learner.run.start import RunStart, plan_start
 from protocol.errors import SettingsError
+from protocol.settings.effects import describe_surprises
 from protocol.settings.loader import describe_settings, load_saved_settings
 from protocol.settings.settings import Settings
 
@@ -56,7 +57,7 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
     train = read_train_prompts(settings, model, start) if has_prompts else None
     check_held_out(settings, model)
     check_disk(start.folder, settings, read_sizes(settings, model))
-    notices = (start.notice, notice_changes(settings, start), train and train.notice, notice_frozen_policy(settings))
+    notices = (start.notice, notice_changes(settings, start), train and train.notice, *describe_surprises(settings))
     return CheckedRun(model, start, train, [notice for notice in notices if notice])
 
 
@@ -75,17 +76,6 @@ def notice_changes(settings: Settings, start: RunStart) -> str | None:
         return None
     more = f", and {len(changed) - _MOST_SHOWN} more" if len(changed) > _MOST_SHOWN else ""
     return f"Changed since the last start: {', '.join(changed[:_MOST_SHOWN])}{more}."
-
-
-def notice_frozen_policy(settings: Settings) -> str | None:
-    """Return a notice for a run that trains only a critic, never its policy; None for any other."""
-    warmup, last = settings.critic.warmup_steps, settings.run.max_steps
-    if not last or warmup < last or not needs_critic(settings):
-        return None
-    return (
-        f"critic.warmup_steps = {warmup} and run.max_steps = {last}: the critic alone is trained, and the policy stays "
-        "as it is. To train the policy too, set run.max_steps above critic.warmup_steps."
-    )
 
 
 def check_other_models(settings: Settings) -> None:

@@ -26,7 +26,7 @@ from learner.models.scoring.scored_model import make_scored
 from learner.objectives.losses import make_loss
 from learner.objectives.supervised import weighted_nll
 from learner.weights.buckets import BucketMemory, pack
-from protocol.settings.settings import Settings
+from protocol.settings.settings import IS_SAVED, Settings
 from protocol.weights.wire import TensorMeta
 from tests.fakes.engines import PlainEngine
 from tests.fakes.planned_weights import plan_buckets
@@ -57,7 +57,8 @@ def cases() -> dict[str, Callable[[PlainEngine], Tensor]]:
             # Every two of the three choices meet; all three would be twice as many cases.
             old = ("behaviour", "recompute")[(i + j) % 2]
             settings = Settings.model_validate(
-                {"learner": {"loss": loss, "correction": correction}, "policy": {"old_logprobs": old}}
+                {"learner": {"loss": loss, "correction": correction}, "policy": {"old_logprobs": old}},
+                context={IS_SAVED: True},  # a run refuses some of them
             )
             made[f"{loss} {correction} {old}"] = lambda engine, settings=settings: step(engine, make_loss(settings))
     return made

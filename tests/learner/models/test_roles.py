@@ -8,7 +8,7 @@ import pytest
 from learner.models.critic import CriticEngine
 from learner.models.policy import PolicyEngine
 from learner.models.read_back import WrittenFiles
-from learner.models.roles import Roles
+from learner.models.roles import CRITIC_STEPS, Roles
 from protocol.errors import OperatorError
 
 
@@ -56,8 +56,10 @@ def test_critic_without_a_state_in_the_checkpoint_stays_untrained_and_is_reporte
     roles("trained")[0].save_state(tmp_path / "state")
     said: list[str] = []
     critic = FilePolicy("fresh")
-    Roles(cast(PolicyEngine, FilePolicy("")), cast(CriticEngine, critic)).load_state(tmp_path / "state", said.append)
-    assert (critic.weights, said) == ("fresh", ["the checkpoint has no critic: it starts untrained"])
+    again = Roles(cast(PolicyEngine, FilePolicy("")), cast(CriticEngine, critic), memory={CRITIC_STEPS: 50.0})
+    again.load_state(tmp_path / "state", said.append)
+    text = "the checkpoint has no critic: it starts untrained, with its warm-up (critic.warmup_steps)"
+    assert (critic.weights, said, again.memory) == ("fresh", [text], {CRITIC_STEPS: 0.0})
 
 
 def test_critics_state_has_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -83,3 +85,14 @@ def test_memory_is_read_back(tmp_path: Path) -> None:
     (tmp_path / "state" / "memory.json").write_text('{"kl_coefficient": 0.25}')
     state.load_state(tmp_path / "state")
     assert state.memory == {"kl_coefficient": 0.25}
+
+
+def test_facts_of_the_first_models_are_compared_where_both_have_them(tmp_path: Path) -> None:
+    def first(**origin: str) -> Roles:
+        return Roles(cast(PolicyEngine, FilePolicy("")), origin=origin)
+
+    first(base="digest 1").save_state(tmp_path / "state")
+    first(base="digest 1", reference="digest 2").load_state(tmp_path / "state")
+    first().load_state(tmp_path / "state")
+    with pytest.raises(OperatorError, match=r"cannot be resumed: the weights in the folder of policy\.model are not"):
+        first(base="digest 3").load_state(tmp_path / "state")

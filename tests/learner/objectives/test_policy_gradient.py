@@ -36,7 +36,13 @@ CASES = [
 def settings_of(old_logprobs: str = "behaviour", **learner: Any) -> Settings:
     """Return settings with every file of algorithms named by itself."""
     clip = {} if learner.get("loss") == "reinforce" else {"clip_low": 0.2, "clip_high": 0.3}
-    return Settings.model_validate({"learner": clip | learner, "policy": {"old_logprobs": old_logprobs}})
+    return Settings.model_validate(
+        {
+            "learner": clip | learner,
+            "policy": {"old_logprobs": old_logprobs},
+            "loss": {"aggregate": "token_mean"},
+        }
+    )
 
 
 def objective_of(settings: Settings, model: TableModel | None = None) -> PolicyGradient:

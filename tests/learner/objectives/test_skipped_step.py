@@ -93,8 +93,8 @@ def take(
     """Return what a step did, and what is remembered after it. is_applied: of the policy's updates."""
     settings = Settings.model_validate(
         {
-            "learner": {"num_epochs": num_epochs, **({} if critic is None else {"advantage": "gae"})},
-            "critic": {"warmup_steps": warmup_steps},
+            "learner": {"num_epochs": num_epochs, "advantage": "rloo" if critic is None else "gae"},
+            "critic": {} if critic is None else {"warmup_steps": warmup_steps},
             "kl": {"coefficient": 0.1, "target": 0.01, "horizon": 90.0, "form": "k2"},
             "rewards": {"normalize": True},
             "reference": {"refresh_every_steps": refresh_every_steps},

@@ -144,10 +144,11 @@ def test_groups_are_compared_by_rewards_less_the_kl_of_their_whole_trajectories(
 
 def test_kl_in_the_loss_adds_its_gradient_and_weight_to_every_token() -> None:
     made = trajectories()
-    settings = {"learner": {"advantage": "dr_grpo", "loss": "reinforce", "correction": "none"}}
+    learner = {"advantage": "dr_grpo", "loss": "reinforce", "correction": "none"}
+    settings = {"learner": learner, "loss": {"aggregate": "token_mean"}}
     with_kl = Settings.model_validate({**settings, "kl": {"coefficient": BETA, "place": "loss", "form": "k2"}})
     memory: dict[str, float] = {}
-    for micro_batch in prepared(made, **with_kl.model_dump(include={"learner", "kl"}, exclude_unset=True)):
+    for micro_batch in prepared(made, **with_kl.model_dump(include={"learner", "loss", "kl"}, exclude_unset=True)):
         logprobs = (micro_batch.behaviour_logprobs.double() - 0.1).requires_grad_()
         entropies = torch.zeros_like(logprobs)
         plain, _ = make_loss(with_kl)(logprobs, entropies, micro_batch)
@@ -169,3 +170,12 @@ def test_truncated_answers_that_are_masked_weigh_nothing_and_the_others_weigh_as
     for number, count in enumerate(counts):
         expected = 0.0 if number == 1 else total / (8 * count)
         assert weights[number] == pytest.approx([expected] * count, rel=1e-6)
+
+
+def test_step_of_masked_answers_alone_has_no_trained_tokens_and_no_weight() -> None:
+    made = [replace(each, facts=msgspec.structs.replace(each.facts, finish="length")) for each in trajectories()]
+    settings = Settings.model_validate({"rewards": {"truncated": "mask"}})
+    objective = PolicyGradient(Roles(cast(Any, Scripted(0.5))), settings, lambda sums: sums)
+    plan, micro_batches = objective.prepare(batch_of(made, PLAN, list(range(9))), dict(enumerate(made)), 4)
+    assert [(update.num_model_tokens, update.divisor) for update in plan.updates] == [(0, 1)]
+    assert all(float(each.weights.abs().sum()) == 0.0 for each in micro_batches)

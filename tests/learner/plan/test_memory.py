@@ -150,7 +150,8 @@ def test_weights_in_another_programs_form_beside_the_models_are_not_counted(tmp_
 
 def test_size_is_read_from_the_model_folder(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", tied=True, hidden_size=64)
-    given = settings(policy={"model": str(folder), "lora": {"rank": 4}}, critic={"model": str(folder)})
+    critic = {"critic": {"model": str(folder)}, "learner": {"advantage": "gae"}}
+    given = settings(policy={"model": str(folder), "lora": {"rank": 4}}, **critic)
     sizes = read_sizes(given, folder)
     attention, mlp = 4 * (64 + 64), 3 * (64 + 192)
     assert sizes.policy.adapters == 4 * 2 * (attention + mlp)

@@ -22,7 +22,7 @@ from learner.models.micro_batch import make_micro_batch
 from learner.models.reference import BaseReference
 from learner.models.training.deepspeed_config import import_deepspeed
 from learner.models.world import reduce_tensor
-from learner.objectives.policy_gradient import PolicyGradient
+from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
 from learner.rank.start import load_roles
 from protocol.settings.settings import Settings
 from protocol.wire.trajectory import Trajectory, VersionSpan
@@ -73,13 +73,7 @@ class Run:
 
     def steps(self, *numbers: int) -> None:
         for number in numbers:
-            groups = groups_of(number)
-            share, _ = build_step(number, number - 1, groups, self.settings.learner).share_of(
-                dist.get_rank(), "r", 1, 1
-            )
-            made = [group.trajectories[index] for group in groups for index in sorted(group.trajectories)]
-            own = {index: made[index] for part in share.micro_batches for index in part}
-            assert self._objective.take_step(share, own, number - 1).applied
+            assert step_of(self._objective, self.settings, number).applied
 
     def found(self) -> dict[str, Any]:
         weights: dict[str, dict[str, Tensor]] = {}
@@ -113,6 +107,15 @@ def evaluate(folder: Path) -> dict[str, Any]:
         "num_logprobs": len(roles.policy.logprobs(make_micro_batch(trajectories()))),
         "digest": roles.policy.pushed_digest(),
     }
+
+
+def step_of(objective: PolicyGradient, settings: Settings, number: int) -> StepOutcome:
+    """Take a step of six groups on this rank; return its outcome."""
+    groups = groups_of(number)
+    share, _ = build_step(number, number - 1, groups, settings.learner).share_of(dist.get_rank(), "r", 1, 1)
+    made = [group.trajectories[index] for group in groups for index in sorted(group.trajectories)]
+    own = {index: made[index] for part in share.micro_batches for index in part}
+    return objective.take_step(share, own, number - 1)
 
 
 def groups_of(step: int) -> list[Group]:

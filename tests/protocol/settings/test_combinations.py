@@ -79,7 +79,7 @@ from tests.protocol.settings.refusal import refusal
             "offload = true needs zero_stage 2 or 3: at 0 every rank holds the whole optimizer.",
         ),
         (
-            {"critic": {"offload": True}, "learner": {"zero_stage": 0}},
+            {"critic": {"offload": True}, "learner": {"recipe": "ppo", "zero_stage": 0}},
             "critic.offload = true needs ZeRO stage 2 or 3, and learner.zero_stage is 0. Set critic.zero_stage.",
         ),
         (
@@ -114,7 +114,7 @@ def test_sampling_that_makes_every_ratio_wrong_is_refused_for_training_alone(cha
     [
         {"sampling": {"stop": ["</answer>"]}},
         {"rollout": {"engine_args": {"enable_lora": False, "logprobs_mode": "processed_logprobs"}}},
-        {"critic": {"offload": True, "zero_stage": 2}},
+        {"critic": {"offload": True, "zero_stage": 2}, "learner": {"recipe": "ppo"}},
     ],
 )
 def test_settings_that_go_together_are_accepted(sections: dict[str, Any]) -> None:

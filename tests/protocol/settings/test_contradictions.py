@@ -93,9 +93,14 @@ CASES: list[tuple[list[str], str]] = [
         "every answer would be penalised. Lower it.",
     ),
     (
-        ["--rewards.overlong_max_tokens", "500"],
-        "rewards.overlong_max_tokens = 500 penalises nothing: rewards.overlong_buffer_tokens is 0. "
-        "Set both or neither.",
+        ["--learner.equal_groups", "skip", "--learner.advantage", "reinforce_pp_baseline"],
+        "learner.equal_groups = skip would skip groups from which the whitening of the step's advantages "
+        "(learner.whiten) has something to learn though their services' rewards are equal. Set it to keep.",
+    ),
+    (
+        ["--learner.equal_groups", "skip", "--learner.router_aux_loss", "0.01"],
+        "learner.equal_groups = skip would skip groups from which learner.router_aux_loss = 0.01 has something to "
+        "learn though their services' rewards are equal. Set it to keep.",
     ),
     (
         ["--learner.advantage", "grpa"],

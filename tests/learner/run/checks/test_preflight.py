@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from learner.checkpoint.manifest import Checkpoint
-from learner.run.checks.preflight import check_logit_bias, notice_changes, notice_frozen_policy
+from learner.run.checks.preflight import check_logit_bias, notice_changes
 from learner.run.start import RunStart
 from protocol.errors import SettingsError
 from protocol.settings.loader import save_settings
@@ -36,24 +36,6 @@ def test_bias_of_a_token_that_the_model_does_not_have_is_refused(tmp_path: Path)
 
 def test_any_bias_passes_where_the_model_does_not_tell_its_tokens(tmp_path: Path) -> None:
     check_logit_bias(model_of(tmp_path), biased(1 << 20))
-
-
-def warming(max_steps: int, warmup_steps: int, recipe: str = "ppo") -> Settings:
-    given = {"run": {"max_steps": max_steps}, "learner": {"recipe": recipe}, "critic": {"warmup_steps": warmup_steps}}
-    return Settings.model_validate(given)
-
-
-@pytest.mark.parametrize("settings", [warming(4, 4), warming(4, 9)])
-def test_a_run_that_ends_while_its_critic_warms_up_is_said_to_leave_the_policy_as_it_is(settings: Settings) -> None:
-    assert notice_frozen_policy(settings) == (
-        f"critic.warmup_steps = {settings.critic.warmup_steps} and run.max_steps = 4: the critic alone is trained, and "
-        "the policy stays as it is. To train the policy too, set run.max_steps above critic.warmup_steps."
-    )
-
-
-@pytest.mark.parametrize("settings", [warming(5, 4), warming(0, 4), warming(4, 4, recipe="grpo")])
-def test_nothing_is_said_where_the_policy_is_trained_or_nothing_is(settings: Settings) -> None:
-    assert notice_frozen_policy(settings) is None
 
 
 def test_resume_names_the_settings_that_differ_from_the_last_start(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""The models that a run began with, as facts in its checkpoints: a resume compares them with its own.
+
+A checkpoint of adapters, or of a run with a KL, is of use only with the same base and the same reference.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from protocol.errors import OperatorError
+
+ORIGIN = "origin.json"
+
+# Fact -> what differs, and what to change.
+_DIFFERENCES = {
+    "adapters": "policy.lora is {now}, and the checkpoint's adapters are of {then}: the policy would be another one. "
+    "Set rank, alpha and targets back",
+    "base": "the weights in the folder of policy.model are not those to which the checkpoint's adapters belong. Put "
+    "the weights back",
+    "reference_model": "reference.model is {now}, and the checkpoint holds the reference of a run with {then}. Set it "
+    "back",
+    "reference": "the weights of the KL's reference are not those of the run's earlier steps. Put the weights back "
+    "into the folder of reference.model (or of policy.model, if that is empty)",
+}
+
+
+def check_origin(folder: Path, now: Mapping[str, str]) -> str | None:
+    """Return how the models of a run differ from those of a checkpoint's state in `folder`, or None.
+
+    now: facts of the run. Facts that one of the two does not have are not compared.
+    """
+    then = _read(folder / ORIGIN)
+    if not (folder / "reference").is_dir():  # the reference is read from a folder, which may have moved
+        then.pop("reference_model", None)
+    for fact, difference in _DIFFERENCES.items():
+        if fact in then and fact in now and then[fact] != now[fact]:
+            text = difference.format(now=now[fact] or "empty", then=then[fact] or "empty")
+            return f"{text}, or start a new run with policy.model = {folder.parent / 'model'}."
+    return None
+
+
+def write_origin(folder: Path, facts: Mapping[str, str]) -> None:
+    """Write the facts of a run, if there are any. Raises: OSError."""
+    if facts:
+        (folder / ORIGIN).write_text(json.dumps(dict(facts), indent=1, sort_keys=True), encoding="utf-8")
+
+
+def _read(path: Path) -> dict[str, str]:
+    """Return the facts in a file; {} when an earlier version wrote the checkpoint."""
+    if not path.is_file():
+        return {}
+    facts = json.loads(path.read_bytes())
+    if not isinstance(facts, dict):
+        raise OperatorError(f"{path} is not a JSON object. Resume from another checkpoint.")
+    return {str(name): str(value) for name, value in facts.items()}

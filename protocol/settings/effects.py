@@ -1,0 +1,165 @@
+"""Settings that were changed and have no effect are refused; those with another effect than expected are reported."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import BaseModel
+
+from protocol.settings.algorithm import ADVANTAGES_OF_GROUPS, ADVANTAGES_OF_TOKENS, KINDS, LOSSES, bundle_of
+
+if TYPE_CHECKING:
+    from protocol.settings.settings import Settings
+
+
+_LARGEST_CLIP_OF_ANSWERS = 0.05
+
+
+class _Use(NamedTuple):
+    """A condition without which settings have no effect."""
+
+    is_met: Callable[["Settings"], bool]
+    names: tuple[str, ...]  # settings; a section's name stands for all of them
+    reason: str  # why they have none otherwise, and what to change
+
+
+def _may_have_critic(settings: "Settings") -> bool:
+    """Return whether the advantage has a critic. True for a user's own, which is not loaded here."""
+    advantage = settings.learner.advantage or ""
+    return advantage not in ADVANTAGES_OF_GROUPS and ADVANTAGES_OF_TOKENS.get(advantage, True)
+
+
+def _scale_matters(settings: "Settings") -> bool:
+    """Return whether a scale or shift of all rewards changes the advantages."""
+    rewards, kl = settings.rewards, settings.kl
+    has_other_term = rewards.clip is not None or rewards.overlong_buffer_tokens or rewards.truncated == "penalise"
+    is_kl_in_reward = kl.coefficient and kl.place == "reward"
+    return settings.learner.advantage != "grpo" or bool(has_other_term or is_kl_in_reward)
+
+
+_USES = (
+    _Use(
+        lambda settings: settings.kl.coefficient > 0.0,
+        ("reference", "kl.place", "kl.form"),
+        "kl.coefficient is 0, and the reference is of the KL alone. Set kl.coefficient, such as 0.001, or remove it.",
+    ),
+    _Use(
+        lambda settings: settings.kl.target is not None,
+        ("kl.horizon",),
+        "kl.target is null, so that kl.coefficient is fixed. Set kl.target, or remove it.",
+    ),
+    _Use(
+        _may_have_critic,
+        ("critic",),
+        "learner.advantage has no critic. Set learner.recipe to ppo (or learner.advantage to gae), or remove it.",
+    ),
+    _Use(
+        lambda settings: settings.rewards.truncated == "penalise",
+        ("rewards.truncated_penalty",),
+        "rewards.truncated is not penalise. Set it, or remove the penalty.",
+    ),
+    _Use(
+        lambda settings: settings.rewards.overlong_buffer_tokens > 0,
+        ("rewards.overlong_penalty", "rewards.overlong_max_tokens"),
+        "rewards.overlong_buffer_tokens is 0. Set both or neither.",
+    ),
+    _Use(
+        _scale_matters,
+        ("rewards.normalize",),
+        "learner.advantage = grpo divides by each group's own deviation. Remove it, or use another advantage.",
+    ),
+    _Use(
+        lambda settings: settings.filter.dynamic_sampling,
+        ("filter.low", "filter.high", "filter.max_replaced", "filter.at_limit"),
+        "filter.dynamic_sampling is false. Set it to true, or remove the bounds.",
+    ),
+    _Use(
+        lambda settings: settings.filter.dynamic_sampling or settings.data.curriculum.is_on,
+        ("filter.score",),
+        "nothing is filtered: filter.dynamic_sampling is false, and data.curriculum has no bounds. Remove it.",
+    ),
+    _Use(
+        lambda settings: settings.data.curriculum.is_on,
+        ("data.curriculum.every",),
+        "data.curriculum.easy and hard are null. Set one of them, or remove it.",
+    ),
+    _Use(
+        lambda settings: settings.learner.lr > 0.0,
+        ("learner.lr_warmup_steps", "learner.lr_warmup_ratio", "learner.min_lr_ratio"),
+        "learner.lr is 0. Set it, or remove the schedule.",
+    ),
+)
+
+
+def find_without_effect(settings: "Settings") -> Iterator[str]:
+    """Yield a sentence for each changed setting that has no effect.
+
+    Changed: neither the default nor what the recipe, the advantage or the loss brings.
+    """
+    bundle = bundle_of(settings.learner.model_dump(include={"recipe", *KINDS}))
+    for use in _USES:
+        if not use.is_met(settings):
+            for name in use.names:
+                for changed, value in _changed(settings, name, bundle):
+                    yield f"{changed} = {_shown(value)} has no effect: {use.reason}"
+    for kind, names in KINDS.items():
+        chosen, readable = getattr(settings.learner, kind), set().union(*names.values())
+        # An algorithm of the user's own may read every setting of its kind.
+        for setting in sorted(readable - names.get(chosen, readable)):
+            for changed, value in _changed(settings, f"learner.{setting}", bundle):
+                readers = ", ".join(name for name, reads in names.items() if setting in reads)
+                yield (
+                    f"{changed} = {value} has no effect: learner.{kind} = {chosen} does not read it. Remove "
+                    f"it, or set learner.{kind} to one of {readers}."
+                )
+
+
+def describe_surprises(settings: "Settings") -> list[str]:
+    """Return a sentence for each setting that does something else than its name may promise."""
+    learner, surprises = settings.learner, []
+    reads = LOSSES.get(learner.loss or "", set())
+    bundle = bundle_of(learner.model_dump(include={"recipe", *KINDS}))
+    is_one_update = learner.num_mini_batches * learner.num_epochs == 1
+    if settings.policy.old_logprobs == "recompute" and is_one_update:
+        for name in sorted(reads):
+            surprises += [
+                f"{changed} = {value} clips nothing: with policy.old_logprobs = recompute and one update a step "
+                "(learner.num_mini_batches, learner.num_epochs) the ratio is 1."
+                for changed, value in _changed(settings, f"learner.{name}", bundle)
+            ]
+    if learner.loss == "gspo" and learner.clip_high > _LARGEST_CLIP_OF_ANSWERS:
+        surprises.append(
+            f"learner.clip_high = {learner.clip_high:g} clips almost nothing: the ratio of gspo is an answer's mean. "
+            "The paper has 0.0004."
+        )
+    warmup, last = settings.critic.warmup_steps, settings.run.max_steps
+    if last and warmup >= last and ADVANTAGES_OF_TOKENS.get(learner.advantage or "", False):
+        surprises.append(
+            f"critic.warmup_steps = {warmup} and run.max_steps = {last}: the critic alone is trained, and the policy "
+            "stays as it is. To train the policy too, set run.max_steps above critic.warmup_steps."
+        )
+    if (quantization := settings.rollout.engine_args.get("quantization")) is not None:
+        surprises.append(
+            f"rollout.engine_args.quantization = {quantization}: servers sample from rounded weights, which the "
+            "learner does not have. Watch kl_fresh and effective_sample_share."
+        )
+    return surprises
+
+
+def _changed(settings: "Settings", name: str, bundle: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield (dotted name, value) of a setting, or of each setting of a section, that was changed."""
+    section, _, path = name.partition(".")
+    model: BaseModel = getattr(settings, section)
+    if not path:
+        for field in type(model).model_fields:
+            yield from _changed(settings, f"{section}.{field}", bundle)
+        return
+    *inside, field = path.split(".")
+    for part in inside:
+        model = getattr(model, part)
+    value, default = getattr(model, field), type(model).model_fields[field].default
+    if value not in (default, bundle.get(section, {}).get(path, default)):
+        yield name, value
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,136 @@
+"""Resumes with changed settings and models, run by test_changed_resumes: `python changed_resumes.py FOLDER`.
+
+The folder has `model`, and `other` with the same shape and other weights. Rank 0 writes its results to FOLDER/NAME.pt.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from learner.models.training.deepspeed_config import import_deepspeed
+from learner.models.world import reduce_tensor
+from learner.objectives.policy_gradient import PolicyGradient
+from learner.rank.start import load_roles
+from protocol.errors import OperatorError
+from protocol.settings.settings import Settings
+from tests.learner.models.forked_world import run_world
+from tests.learner.rank.resumed_ranks import step_of
+
+_LORA = {"lora": {"rank": 4, "alpha": 8.0}}
+_KL = {"coefficient": 0.05, "form": "k3", "place": "loss"}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "same adapters": (_LORA, _LORA),
+    "other alpha": (_LORA, {"lora": {"rank": 4, "alpha": 64.0}}),
+    "other base": (_LORA, {**_LORA, "model": "other"}),
+    "same reference": ({"kl": _KL}, {"kl": _KL}),
+    "other reference": ({"kl": _KL}, {"kl": _KL, "model": "other"}),
+    "other named reference": (
+        {"kl": _KL, "reference": {"refresh_every_steps": 1}},
+        {"kl": _KL, "reference": {"model": "other"}},
+    ),
+}
+
+
+class Run:
+    """A run's models on this rank."""
+
+    def __init__(
+        self,
+        folder: Path,
+        lora: dict[str, Any] | None = None,
+        model: str = "model",
+        kl: dict[str, Any] | None = None,
+        reference: dict[str, Any] | None = None,
+        critic: dict[str, Any] | None = None,
+        **learner: Any,
+    ) -> None:
+        folders = {"policy.model": folder / model}
+        if reference and "model" in reference:
+            folders["reference.model"] = folder / reference["model"]
+        settings = Settings.model_validate(
+            {
+                "run": {"max_steps": 100},
+                "policy": {"model": str(folder / model), "dtype": "float32", "lora": lora or {}},
+                "learner": {
+                    "groups_per_step": 6,
+                    "micro_batch_tokens": 64,
+                    "lr": 1e-3,
+                    "lr_warmup_steps": 5,
+                    **learner,
+                },
+                "kl": kl or {"coefficient": 0.0},
+                "reference": reference or {},
+                "critic": critic or {},
+                "rollout": {"group_size": 2},
+            }
+        )
+        self.settings = settings
+        self.roles = load_roles(settings, folders, None, lambda phase: None)
+        self._objective = PolicyGradient(self.roles, settings, reduce_tensor)
+
+    def step(self, number: int) -> int:
+        """Take a step; return its number of policy updates."""
+        return int(step_of(self._objective, self.settings, number).metrics.get("num_updates", 0))
+
+    def learning_rate(self) -> float:
+        """Return the share of the peak."""
+        return float(self.roles.policy.learning_rate / self.settings.learner.lr)
+
+
+def refusals(folder: Path) -> dict[str, str]:
+    """Return by case what a resume with changed models is refused with; empty: it is not refused."""
+    found = {}
+    for name, (before, after) in CASES.items():
+        run = Run(folder, **before)
+        run.step(1)
+        state = folder / name / "state"
+        run.roles.save_state(state)
+        try:
+            Run(folder, **after).roles.load_state(state)
+        except OperatorError as error:
+            found[name] = str(error)
+        else:
+            found[name] = ""
+    return found
+
+
+def schedules(folder: Path) -> dict[str, Any]:
+    """Return the learning rate after eight steps, and of resumes with other numbers of updates per step."""
+    run = Run(folder)
+    for number in range(1, 9):
+        run.step(number)
+    run.roles.save_state(folder / "eight" / "state")
+    found: dict[str, Any] = {"as before": run.learning_rate()}
+    for num_epochs in (1, 4):
+        again = Run(folder, num_epochs=num_epochs)
+        again.roles.load_state(folder / "eight" / "state")
+        found[f"{num_epochs} epochs"] = again.learning_rate()
+    again.roles.save_state(folder / "again" / "state")
+    found["state"] = json.loads((folder / "again" / "state" / "policy" / "state.json").read_bytes())
+    return found
+
+
+def critics(folder: Path) -> dict[str, Any]:
+    """Return the policy updates of four steps with a critic's warm-up of two, of a new run and of a resumed one."""
+    Run(folder).roles.save_state(folder / "without a critic" / "state")
+    found = {}
+    for name, first in (("new", 1), ("resumed", 51)):
+        run = Run(folder, advantage="gae", critic={"warmup_steps": 2})
+        if name == "resumed":
+            run.roles.load_state(folder / "without a critic" / "state")
+        found[name] = [run.step(number) for number in range(first, first + 4)]
+    return found
+
+
+def main(arguments: Sequence[str]) -> None:
+    folder = Path(arguments[0])
+    import_deepspeed()
+    for name, work in (("refusals", refusals), ("schedules", schedules), ("critics", critics)):
+        run_world(1, folder, name, partial(work))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
