@@ -101,15 +101,7 @@ def content_key(settings: Settings, model: Path) -> str:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     taken = asdict(warm_start_settings(settings, model))
     # Rows are taken in file order and the weights come from the folder, so that nothing is drawn by the seed.
-    taken_elsewhere = (
-        "model_dir",
-        "seed",
-        "role",
-        "max_tokens",
-        "micro_batch_tokens",
-        "is_trained",
-        "updates_per_step",
-    )
+    others = ("model_dir", "seed", "role", "max_tokens", "micro_batch_tokens", "is_trained", "updates_per_step")
     for name in others:
         del taken[name]
     numbers = {
