@@ -211,14 +211,10 @@ class TrainedModel:
 
 
 def _make_optimizer(parameters: list[Any], settings: PolicySettings, zero_stage: int) -> torch.optim.Optimizer:
-    """Return AdamW over the parameters. Vectors (norms and biases) do not decay, as in transformers' Trainer."""
-    vectors = [parameter for parameter in parameters if settings.weight_decay and parameter.ndim < 2]
-    decayed = [parameter for parameter in parameters if parameter.ndim >= 2 or not vectors]
-    groups: Any = [{"params": decayed}, {"params": vectors, "weight_decay": 0.0}] if vectors and decayed else parameters
     common: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
     if zero_stage == 0:
-        return GuardedAdamW(groups, max_grad_norm=settings.max_grad_norm, fused=True, **common)
-    return torch.optim.AdamW(groups, fused=True, **common)
+        return GuardedAdamW(parameters, max_grad_norm=settings.max_grad_norm, fused=True, **common)
+    return torch.optim.AdamW(parameters, fused=True, **common)
 
 
 def _schedule_of(settings: PolicySettings) -> Callable[[int], float]:
