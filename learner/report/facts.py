@@ -27,7 +27,6 @@ class LedgerFacts:
     num_starts: int  # starts of the run; 0: unknown
     states: dict[str, int]  # state -> prompts; the filter's are "filtered", not "skipped"
     staleness: dict[int, int]  # policy versions -> trained trajectories
-    lengths: dict[int, int]  # model tokens -> trained trajectories
     finishes: dict[str, int]  # finish -> trained trajectories, most first
     reasons: list[tuple[str, int]]  # (reason, skipped prompts), most first, at most 20
     events: dict[str, int]  # kind -> events, most first
@@ -119,7 +118,6 @@ def _query(db: sqlite3.Connection) -> LedgerFacts:
             )
         ),
         staleness=dict(db.execute(f"SELECT staleness, COUNT(*) {trained} GROUP BY staleness")),
-        lengths=dict(db.execute(f"SELECT num_model_tokens, COUNT(*) {trained} GROUP BY num_model_tokens")),
         finishes=dict(db.execute(f"SELECT finish, COUNT(*) {trained} GROUP BY finish ORDER BY 2 DESC")),
         reasons=db.execute(
             "SELECT COALESCE(reason, ''), COUNT(*) FROM prompts WHERE state = 'skipped' "

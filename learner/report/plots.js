@@ -24,27 +24,24 @@
                     value: (plot, value) => number(value) };
     if (series.style === "faint") { entry.alpha = 0.3; entry.width = 1; }
     if (series.style === "dotted") entry.points = { show: true, size: 6, fill: colour };
-    if (series.style === "bars") { entry.fill = colour; entry.paths = uPlot.paths.bars({ size: [0.84, 60] }); }
-    else if (series.values.filter(value => value != null).length === 1) entry.points = { show: true, size: 6, fill: colour };
+    if (series.values.filter(value => value != null).length === 1) entry.points = { show: true, size: 6, fill: colour };
     return entry;
   }
 
   function draw({ plot, card }) {
     card.replaceChildren();
     const axis = { stroke: style("--soft"), grid: { stroke: style("--line"), width: 1 }, ticks: { show: false } };
-    const isBars = plot.series[0].style === "bars";
     let colour = -1;  // a faint curve shares the colour of the next one, its moving mean
     const series = plot.series.map((each, i) => {
       if (i === 0 || plot.series[i - 1].style !== "faint") colour += 1;
       return line(each, style("--c" + colour % 6));
     });
     const whole = { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] };
-    const room = plot.x.length > 1 ? (plot.x[1] - plot.x[0]) / 2 : 1;
     new uPlot({
       width: card.clientWidth, height: plot.is_wide ? 240 : 170,
       scales: {
-        x: { time: false, range: isBars ? (u, low, high) => [low - room, high + room] : undefined },
-        y: { range: (u, low, high) => isBars ? [0, high * 1.05 || 1] : around(low, high) },
+        x: { time: false },
+        y: { range: (u, low, high) => around(low, high) },
       },
       axes: [{ ...axis, size: 30, ...whole },
              { ...axis, size: 56, values: (u, ticks) => ticks.map(number) }],

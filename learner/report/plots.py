@@ -1,4 +1,4 @@
-"""The plots of a report: which metrics share a plot, and the histograms.
+"""The plots of a report: which metrics share a plot.
 
 Every key of metrics.jsonl is shown: a metric without a plot of its own here gets one under its name.
 The page draws a plot with uPlot (`plots.js`) from the JSON that `Plot.json` returns.
@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
-import numpy as np
 from markupsafe import Markup
 
 _MAX_POINTS = 1000
-_MAX_BARS = 30
 _MOVING_MEAN_STEPS = 20
 
 # Title, and the metrics of the plot with their labels.
@@ -50,12 +48,12 @@ _NO_CURVE_ENDS = ("_error", "/num_prompts")  # shown as numbers next to their sc
 _EXPECTED = ("loss", "grad_norm", "entropy", "kl", "ratio_mean", "clip_fraction", "push_s")
 
 Line = Mapping[str, float]
-_Style = Literal["line", "faint", "dotted", "bars"]
+_Style = Literal["line", "faint", "dotted"]
 
 
 @dataclass(frozen=True)
 class Series:
-    """One curve, or one row of bars."""
+    """One curve."""
 
     label: str  # text in the legend
     values: list[float | None]  # [N] y at each x of the plot; None: not measured there
@@ -131,32 +129,6 @@ def metric_plots(lines: Sequence[Line], unused: Collection[str] = ()) -> list[Pl
 def not_measured(lines: Sequence[Line]) -> list[str]:
     """Return the usual metrics that no step has."""
     return [key for key in _EXPECTED if lines and not any(key in line for line in lines)]
-
-
-def staleness_plot(staleness: Mapping[int, int]) -> Plot | None:
-    """Return a histogram of the trained trajectories' staleness. staleness: policy versions -> trajectories."""
-    if not staleness:
-        return None
-    total = sum(staleness.values())
-    mean = sum(value * count for value, count in staleness.items()) / total
-    caption = f"{total:,} trained trajectories, mean {mean:.2f}, max {max(staleness)} policy versions"
-    x = [float(value) for value in range(min(0, *staleness), max(staleness) + 1)]
-    bars = Series("trajectories", [staleness.get(int(value), 0) for value in x], "bars")
-    return Plot("Staleness of trained trajectories", caption, "policy versions", x, [bars])
-
-
-def length_plot(lengths: Mapping[int, int]) -> Plot | None:
-    """Return a histogram of model tokens per trained trajectory. lengths: tokens -> trajectories."""
-    if not lengths:
-        return None
-    values, counts = np.array(list(lengths)), np.array(list(lengths.values()))
-    width = max(1, -(-int(values.max() + 1 - values.min()) // _MAX_BARS))
-    first = int(values.min()) // width * width
-    totals = np.bincount((values - first) // width, weights=counts)
-    mean = float((values * counts).sum() / counts.sum())
-    caption = f"mean {mean:.0f}, max {values.max()} tokens; each bar is {width} token{'s' if width > 1 else ''} wide"
-    x = [float(first + i * width) for i in range(len(totals))]
-    return Plot("Model tokens", caption, "tokens", x, [Series("trajectories", totals.tolist(), "bars")])
 
 
 def thin(lines: Sequence[Line]) -> list[dict[str, float]]:

@@ -18,14 +18,7 @@ from markupsafe import Markup
 from learner.live.alarms import alarms_of
 from learner.report.facts import RunFacts, read_run, settings_table
 from learner.report.headline import make_headline
-from learner.report.plots import (
-    Plot,
-    length_plot,
-    metric_plots,
-    not_measured,
-    reward_plot,
-    staleness_plot,
-)
+from learner.report.plots import metric_plots, not_measured, reward_plot
 from learner.report.samples import read_samples
 from protocol.disk.files import replacing
 from protocol.errors import OperatorError
@@ -53,7 +46,6 @@ def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
         alarms=alarms_of(run.lines, run.settings.health) if run.settings else [],
         reward=reward_plot(run.lines),
         metrics=metric_plots(run.lines, _unused_endpoints(run)),
-        histograms=[plot for plot in _histograms(run) if plot is not None],
         not_measured=not_measured(run.lines),
         samples=samples,
         settings=settings_table(run.settings) if run.settings else [],
@@ -88,10 +80,6 @@ def _model_folder(run: RunFacts) -> Path | None:
 def _unused_endpoints(run: RunFacts) -> list[str]:
     """Return the names of the reward endpoints of weight 0."""
     return [each.name for each in run.settings.rewards.endpoints if each.weight == 0] if run.settings else []
-
-
-def _histograms(run: RunFacts) -> list[Plot | None]:
-    return [staleness_plot(run.ledger.staleness), length_plot(run.ledger.lengths)] if run.ledger else []
 
 
 def _asset(name: str) -> Markup:

@@ -72,7 +72,9 @@ def test_a_trained_model_is_scored_on_several_sets_without_training(
     assert {"reward", "reward_error", "greedy", "pass@1", "pass@2", "majority@2"} <= set(scores["again"])
     assert scores["held_out"]["greedy"] == scores["again"]["greedy"]
     folder = user.folder / "runs" / "scored"
-    assert len((folder / "evaluations.jsonl").read_text().splitlines()) == 2 * 4 * 3
+    answers = [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
+    assert len(answers) == 2 * 4 * 3
+    assert all(answer["prompt"] and answer["label"] and "response" in answer for answer in answers)
     assert not list((folder / "checkpoints").glob("step_*"))
     before = [line["eval_reward_greedy"] for line in plain.left.metrics if "eval_reward_greedy" in line]
     assert scores["held_out"]["greedy"] == pytest.approx(before[-1], abs=1e-6)

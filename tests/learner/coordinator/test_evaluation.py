@@ -141,14 +141,6 @@ def test_the_end_waits_for_the_last_evaluation_though_a_stop_was_asked_for(tmp_p
     assert scores(script) == {0: (0, 0.0), 1: (1, 1.0)}
 
 
-def test_evaluation_group_that_came_back_late_is_not_leased_again(tmp_path: Path) -> None:
-    script = begin(tmp_path, evaluated(5))
-    lease, _ = script.demand("s1", num_groups=2)
-    script.advance(101.0)
-    script.finish("s1", lease)
-    assert lease.group not in {again.group for again in script.demand("s2")}
-
-
 # -- sets, answers, pinned --------------------------------------------------------------------------------------------
 
 

@@ -102,31 +102,6 @@ def test_recall_returns_what_was_out_oldest_first_and_makes_it_pending(path: Pat
     assert (states["trained"], states["skipped"]) == ("trained", "skipped")
 
 
-def test_snapshot_is_one_file_with_everything_up_to_now(path: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
-    ledger = Ledger(path)
-    lease_all(ledger, "a", "b")
-    ledger.set_meta("position", "2")
-    ledger.snapshot(folder / "ledger.sqlite")
-    ledger.set_state(["a"], "trained", 1)
-    ledger.set_meta("position", "9")
-    ledger.close()
-    assert rows(folder / "ledger.sqlite", 'SELECT "group", state FROM prompts') == [("a", "leased"), ("b", "leased")]
-    assert [file.name for file in folder.iterdir()] == ["ledger.sqlite"]
-    with closing(Ledger(folder / "ledger.sqlite")) as copy:
-        assert copy.meta("position") == "2"
-
-
-def test_snapshot_says_when_it_cannot_be_written(path: Path, tmp_path: Path) -> None:
-    target = tmp_path / "gone" / "ledger.sqlite"
-    with closing(Ledger(path)) as ledger, pytest.raises(OperatorError) as caught:
-        ledger.snapshot(target)
-    assert str(caught.value) == (
-        f"The ledger's copy {target} cannot be written: unable to open database file. Check the disk."
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "problem"), [("gone/ledger.sqlite", "unable to open database file"), ("noise", "file is not a database")]
 )

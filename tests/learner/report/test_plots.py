@@ -1,8 +1,8 @@
-"""The report's plots: curves, thinning, histograms."""
+"""The report's plots: curves and thinning."""
 
 import json
 
-from learner.report.plots import length_plot, metric_plots, reward_plot, staleness_plot, thin
+from learner.report.plots import metric_plots, reward_plot, thin
 
 
 def test_every_metric_gets_a_plot_under_its_own_name_too() -> None:
@@ -41,16 +41,3 @@ def test_json_of_a_plot_cannot_end_its_script_element() -> None:
     (plot,) = metric_plots([{"step": 1, "</script><script>alert(1)": 0.5}])
     assert "<" not in plot.json
     assert json.loads(plot.json)["title"] == "</script><script>alert(1)"
-
-
-def test_length_histogram_holds_every_trajectory_once() -> None:
-    plot = length_plot({1: 4, 60: 2, 61: 3})
-    assert plot is not None
-    assert plot.caption == "mean 34, max 61 tokens; each bar is 3 tokens wide"
-    assert {x: count for x, count in zip(plot.x, plot.series[0].values, strict=True) if count} == {0.0: 4, 60.0: 5}
-
-
-def test_staleness_histogram_shows_values_that_nothing_had() -> None:
-    plot = staleness_plot({0: 10, 2: 5})
-    assert plot is not None
-    assert (plot.x, plot.series[0].values) == ([0.0, 1.0, 2.0], [10, 0, 5])

@@ -55,14 +55,6 @@ def test_a_steps_line_adds_speeds_when_samples_were_counted(tmp_path: Path) -> N
     assert line["tokens_per_s"] == pytest.approx(10 * line["samples_per_s"], rel=1e-5)
 
 
-def test_a_steps_line_keeps_earlier_lines_of_the_run(tmp_path: Path) -> None:
-    record = RunRecord(tmp_path, 1)
-    record.write_line(record.stamp(1, 1, {}))
-    record = RunRecord(tmp_path, 1)
-    record.write_line(record.stamp(2, 2, {}))
-    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2]
-
-
 def test_write_samples_keeps_as_many_as_asked_for_spread_over_the_step(tmp_path: Path) -> None:
     RunRecord(tmp_path, samples_per_step=2).write_samples(four_trajectories())
     samples = lines(tmp_path / "samples.jsonl")
