@@ -39,9 +39,12 @@ class Searcher:
         return [found[key] for key in keys]
 
     def _search(self, keys: list[tuple[str, int]]) -> list[list[Hit]]:
-        distinct = list(dict.fromkeys(query for query, _ in keys))
-        hits = dict(zip(distinct, self._index.search(distinct, max(topk for _, topk in keys)), strict=True))
-        return [hits[query][:topk] for query, topk in keys]
+        # Each topk by itself: an approximate index finds other documents for a larger one.
+        hits: dict[tuple[str, int], list[Hit]] = {}
+        for topk in {topk for _, topk in keys}:
+            queries = list(dict.fromkeys(query for query, each in keys if each == topk))
+            hits |= zip(((query, topk) for query in queries), self._index.search(queries, topk), strict=True)
+        return [hits[key] for key in keys]
 
     def _look_up(self, key: tuple[str, int]) -> list[Hit] | None:
         hits = self._cache.get(key)

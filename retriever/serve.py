@@ -8,13 +8,11 @@ import sys
 
 from protocol.errors import OperatorError
 from protocol.http.bearer import read_token
-from protocol.http.listen import add_listen_options, bind, positive
+from protocol.http.listen import LOOPBACK, add_listen_options, bind, positive
 from protocol.http.service import run_service, serve_app
 from retriever.index_folder import content_hash, open_or_build
 from retriever.indexes.by_name import INDEXES, add_index_arguments, index_options
 from retriever.service import Limits, RetrieverService
-
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def main() -> int:
@@ -34,7 +32,8 @@ def _serve(arguments: argparse.Namespace) -> None:
     digest = content_hash(folder)
     limits = Limits(arguments.topk, arguments.num_threads, arguments.max_waiting, cache_size=arguments.cache_size)
     service = RetrieverService(index, corpus, arguments.index_path.name, limits, name, digest)
-    introduction = f"retriever: {len(corpus)} documents, index {'built' if was_built else 'loaded'}"
+    access = "no token is required (as Search-R1's client expects)" if token is None else "a token is required"
+    introduction = f"retriever: {len(corpus)} documents, index {'built' if was_built else 'loaded'}, {access}"
     serve_app(service.app(), listener, token, introduction, others)
 
 
@@ -46,7 +45,7 @@ def _token(arguments: argparse.Namespace) -> str | None:
     if arguments.token_file is not None and not arguments.open:
         return read_token(arguments.token_file)
     for option, host in [("--host", arguments.host), *(("--also-on", host) for host in arguments.also_on)]:
-        if host not in _LOOPBACK:
+        if host not in LOOPBACK:
             raise OperatorError(
                 f"retriever: on {option} {host} other machines can search too, so a token is required. "
                 "Give --token-file without --open, or listen on 127.0.0.1."

@@ -24,6 +24,7 @@ class ScorerOptions:
     tags: str = DEFAULT_TAGS  # format: tags of a response
     model: str | None = None  # reward_model: folder or name on the hub
     model_dtype: str = "float32"  # reward_model: dtype of the weights
+    model_device: str = ""  # reward_model: such as cpu or cuda:1; empty: the first GPU, else cpu
     batch_tokens: int = 16_384  # reward_model: most tokens of one forward pass
     test_timeout_s: float = 10.0  # code_tests: processor time of one test
     unsafe_local_exec: bool = False  # code_tests: run programs without isolation
@@ -37,7 +38,9 @@ def _reward_model(options: ScorerOptions) -> Scorer:
             "rewards: --scorer reward_model needs --model: a folder with a Hugging Face sequence-classification model "
             "with one output, or its name on the hub."
         )
-    return make_model_scorer(ModelOptions(options.model, options.model_dtype, options.batch_tokens))
+    return make_model_scorer(
+        ModelOptions(options.model, options.model_dtype, options.batch_tokens, device=options.model_device)
+    )
 
 
 def _code_tests(options: ScorerOptions) -> Scorer:

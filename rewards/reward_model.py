@@ -1,20 +1,25 @@
 """The bundled model scorer: the output of a Hugging Face sequence-classification model with one output.
 
 Input: the whole query with special tokens, encoded by the model's own tokenizer. Reward: the output at the last token,
-normalised by `mean` and `std` of config.json if they exist. Samples of several requests share a batch, sorted by
-length.
+normalised by `mean` and `std` of config.json if they exist. An encoder's output is that of its first token. Models of
+OpenRLHF, TRL and DeepSpeed-Chat load too: their heads have other names. Samples of several requests share a batch,
+sorted by length.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from protocol.errors import OperatorError
 from protocol.http.dynamic_batcher import DynamicBatcher
+from protocol.value_heads import HEAD_NAMES, WRAPPERS, find_head
 from rewards.sample import Sample, Score, Scorer
 
 # Samples that are read from the queue at a time, then batched by length.
@@ -26,7 +31,7 @@ class ModelOptions:
     """Options of a reward model."""
 
     model: str  # folder, or name on the Hugging Face hub
-    dtype: str = "float32"  # dtype of the weights: float32 or bfloat16
+    dtype: str = "float32"  # dtype of the weights: float32, bfloat16 or float16
     batch_tokens: int = 16_384  # most tokens of one forward pass, padding included
     max_tokens: int = 8_192  # last tokens that are read; at most the model's positions
     device: str = ""  # such as cpu or cuda:1; empty: the first GPU, else cpu
@@ -46,19 +51,26 @@ class RewardModel:
         config = self._model.config
         self._mean = float(getattr(config, "mean", None) or 0.0)
         self._std = float(getattr(config, "std", None) or 1.0)
-        positions = getattr(config, "max_position_embeddings", None) or options.max_tokens
-        self._max_tokens = min(options.max_tokens, positions)
+        self._max_tokens = min(options.max_tokens, _num_positions(self._model) or options.max_tokens)
         pad = self._tokenizer.pad_token_id
         self._pad = pad if pad is not None else 0  # masked, so any token works
+        if self._is_encoder:
+            self.score(["a " * 2 * self._max_tokens])  # the longest text, before the first request
 
     def score(self, texts: Sequence[str]) -> list[float]:
         """Return each text's reward; blocks during the forward passes."""
-        rows = [ids[-self._max_tokens :] or [self._pad] for ids in self._encode(texts)]
+        rows = [self._cut(ids) or [self._pad] for ids in self._encode(texts)]
         rewards = [0.0] * len(rows)
         for batch in _batches([len(row) for row in rows], self._options.batch_tokens):
             for index, value in zip(batch, self._forward([rows[i] for i in batch]), strict=True):
                 rewards[index] = (value - self._mean) / self._std
         return rewards
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        """Return the last tokens; of an encoder's text also the first, because its head reads that token."""
+        if self._is_encoder and len(ids) > self._max_tokens:
+            return [ids[0], *ids[1 - self._max_tokens :]]
+        return ids[-self._max_tokens :]
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the texts' tokens; end-of-text is appended where it is missing, as in training."""
@@ -100,17 +112,32 @@ def make_model_scorer(options: ModelOptions) -> Scorer:
     return score
 
 
+def _num_positions(model: Any) -> int | None:
+    """Return how many tokens a model can read; None: any number. RoBERTa's first positions stand for padding."""
+    positions: int | None = getattr(model.config, "max_position_embeddings", None)
+    embeddings = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    offset = getattr(embeddings, "padding_idx", None)
+    return positions if positions is None or offset is None else positions - offset - 1
+
+
 def _load(options: ModelOptions) -> tuple[Any, Any]:
+    """Return tokenizer and model. Raises: OperatorError if it is not a reward model."""
     where = f"rewards: --model {options.model}"
     if not Path(options.model).is_dir() and Path(options.model).is_absolute():
         raise OperatorError(f"{where} is not a folder. Give a folder with config.json, weights and tokenizer.")
     try:
-        config = AutoConfig.from_pretrained(options.model)
-        if config.num_labels != 1:
+        folder = Path(options.model) if Path(options.model).is_dir() else Path(snapshot_download(options.model))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder)
+        head, bias = _foreign_head(folder, config.hidden_size)
+        if head is None and config.num_labels != 1:
             raise OperatorError(f"{where} has {config.num_labels} outputs (num_labels), expected a reward model's 1.")
-        tokenizer = AutoTokenizer.from_pretrained(options.model)
         model, found = AutoModelForSequenceClassification.from_pretrained(
-            options.model, dtype=getattr(torch, options.dtype), output_loading_info=True
+            folder,
+            num_labels=1,
+            dtype=getattr(torch, options.dtype),
+            key_mapping=None if head is None else _key_mapping(config, head),
+            output_loading_info=True,
         )
     except (OSError, ValueError) as error:
         raise OperatorError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from None
@@ -118,9 +145,43 @@ def _load(options: ModelOptions) -> tuple[Any, Any]:
         # transformers fills them with random numbers, so every reward would be random.
         names = ", ".join(sorted(found["missing_keys"])[:3])
         raise OperatorError(
-            f"{where} has no weights {names}: it is not a reward model. Expected a trained head `score`."
+            f"{where} has no weights {names}: it is not a reward model. Expected a head named {', '.join(HEAD_NAMES)}."
         )
+    if bias is not None:
+        model.score.bias = torch.nn.Parameter(bias.to(model.score.weight.dtype))
     return tokenizer, model
+
+
+def _foreign_head(folder: Path, hidden_size: int) -> tuple[str | None, torch.Tensor | None]:
+    """Return name and bias of a head that transformers does not know; (None, None) for its own or no head.
+
+    Raises: ValueError for a head that is not one linear layer of one number.
+    """
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    heads: dict[str, torch.Tensor] = {}
+    for file in files:
+        if file.suffix == ".safetensors":
+            with safe_open(file, "pt") as opened:
+                heads |= {name: opened.get_tensor(name) for name in opened.keys() if _is_of_head(name)}  # noqa: SIM118
+        else:
+            tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            heads |= {name: tensor for name, tensor in tensors.items() if _is_of_head(name)}
+    if not heads or any(name.startswith(("score.", "classifier.")) for name in heads):
+        return None, None
+    head = find_head({name: tensor.shape for name, tensor in heads.items()}, hidden_size)
+    return head, heads.get(f"{head}.bias")
+
+
+def _is_of_head(name: str) -> bool:
+    return name.rpartition(".")[0] in HEAD_NAMES
+
+
+def _key_mapping(config: Any, head: str) -> dict[str, str]:
+    """Return transformers' names for the tensors of another trainer, as regular expressions."""
+    with torch.device("meta"):
+        prefix = AutoModelForSequenceClassification.from_config(config).base_model_prefix
+    deepspeed_chat, trl = WRAPPERS
+    return {rf"^{re.escape(head)}\.": "score.", rf"^{deepspeed_chat}": f"{prefix}.", rf"^{trl}": ""}
 
 
 def _batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:

@@ -4,8 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from protocol.errors import OperatorError
 from protocol.http.bearer import read_token
-from protocol.http.listen import add_listen_options, bind, positive
+from protocol.http.listen import LOOPBACK, add_listen_options, bind, positive
 from protocol.http.service import run_service, serve_app
 from rewards.answer_format import DEFAULT_TAGS
 from rewards.bundled import SCORERS, ScorerOptions, scorer_named
@@ -20,6 +21,11 @@ def main() -> int:
 
 def _serve(arguments: argparse.Namespace) -> None:
     token = read_token(arguments.token_file) if arguments.token_file else None
+    if arguments.unsafe_local_exec and token is None and arguments.host not in LOOPBACK:
+        raise OperatorError(
+            f"rewards: with --unsafe-local-exec on --host {arguments.host} other machines can run code here, so a "
+            "token is required. Give --token-file, or listen on 127.0.0.1."
+        )
     listener = bind("rewards", arguments.host, arguments.port)
     scorer, name = _choose_scorer(arguments)
     serve_app(RewardService(scorer, name).app(), listener, token, f"rewards: {name}")
@@ -34,6 +40,7 @@ def _choose_scorer(arguments: argparse.Namespace) -> tuple[Scorer, str]:
         arguments.tags,
         arguments.model,
         arguments.model_dtype,
+        arguments.model_device,
         arguments.batch_tokens,
         arguments.test_timeout_s,
         arguments.unsafe_local_exec,
@@ -65,8 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tags", default=DEFAULT_TAGS, help="format: tags of a response, with * after optional ones")
     parser.add_argument("--model", help="reward_model: folder of the model, or its name on the Hugging Face hub")
     parser.add_argument(
-        "--model-dtype", choices=["float32", "bfloat16"], default="float32", help="reward_model: dtype of the weights"
+        "--model-dtype",
+        choices=["float32", "bfloat16", "float16"],
+        default="float32",
+        help="reward_model: dtype of the weights",
     )
+    parser.add_argument("--model-device", default="", help="reward_model: such as cpu or cuda:1 (default: first GPU)")
     parser.add_argument(
         "--batch-tokens", type=positive, default=16_384, help="reward_model: most tokens of one forward pass"
     )

@@ -17,6 +17,7 @@ from protocol.settings.placement import MOST_OF_A_RESOURCE, is_name_of_ray
 LOOPBACK = "127.0.0.1"
 # Longer than any start, and short enough for every timer.
 _MAX_WAIT_S = 1e6
+_DENSE, _FAISS = ("e5", "bge", "dense"), ("flat", "hnsw", "ivf")
 _ONE_START_ONLY = ("start_timeout_s", "wait_nodes", "block", "join")  # options that are not remembered
 _ALIASES = {"ray_port": ("--port",)}
 _WHERE_TO_LOOK = "Give this node's, on the network that the nodes share; `ip -brief address` lists them."
@@ -94,6 +95,9 @@ class StartOptions:
     open_retriever: Annotated[bool, "the retriever asks programs of this machine for no token"] = False
     corpus_path: Annotated[Path | None, 'documents {"id", "contents"} (default: the quick start\'s)', "JSONL"] = None
     index_path: Annotated[Path | None, "index of the corpus (default: made in SLUICE_HOME)", "DIR"] = None
+    retriever_name: Annotated[str, "index of the retriever: bm25, e5, bge or dense (default: bm25)"] = "bm25"
+    retriever_model: Annotated[str | None, "encoder of a dense index: folder, or name on the hub", "MODEL"] = None
+    faiss: Annotated[str, "type of a dense index: flat, hnsw or ivf (default: flat)"] = "flat"
     topk: Annotated[int, "passages when a request names no topk (default: 3)"] = 3
     reward_scorer: Annotated[str, "scorer of the bundled reward server (default: exact_match)"] = "exact_match"
     no_reward: Annotated[bool, "start no reward server: settings name your own"] = False
@@ -275,6 +279,8 @@ def _problems(options: StartOptions) -> Iterator[str]:
     """Yield a sentence for each invalid value."""
     if options.index_path is not None and options.corpus_path is None:
         yield "--index-path needs the --corpus-path that the index was built from."
+    if options.retriever_name != _DEFAULTS["retriever_name"] and options.retriever_script is None:
+        yield from _dense_problems(options)
     for path in (options.corpus_path, options.retriever_script):
         if path is not None and not path.is_file():
             yield f"{path} is not a file. Give the path of one; --defaults forgets earlier options."
@@ -290,6 +296,15 @@ def _problems(options: StartOptions) -> Iterator[str]:
             yield f"--{name.replace('_', '-')} {number} is below {least}."
     yield from _dashboard_problems(options)
     yield from _port_problems(options)
+
+
+def _dense_problems(options: StartOptions) -> Iterator[str]:
+    if options.retriever_name not in _DENSE:
+        yield f"--retriever-name {options.retriever_name} is not known. Use one of bm25, {', '.join(_DENSE)}."
+    elif options.retriever_model is None:
+        yield f"--retriever-name {options.retriever_name} needs --retriever-model, such as intfloat/e5-base-v2."
+    if options.faiss not in _FAISS:
+        yield f"--faiss {options.faiss} is not known. Use one of {', '.join(_FAISS)}."
 
 
 def _scorer_problems(name: str) -> Iterator[str]:

@@ -56,9 +56,13 @@ def shared_retriever_url(options: StartOptions) -> str | None:
 def _retriever(options: StartOptions, home: Home) -> Service:
     """Return the bundled retriever, or the user's own script with the same arguments."""
     corpus = options.corpus_path or home.quickstart / "corpus.jsonl"
-    index = options.index_path or home.root / "cache" / f"index-{corpus.stem}"
+    name = corpus.stem if options.retriever_name == "bm25" else f"{corpus.stem}-{options.retriever_name}"
+    index = options.index_path or home.root / "cache" / f"index-{name}"
     arguments = ["--index-path", str(index), "--corpus-path", str(corpus), "--topk", str(options.topk)]
     arguments += ["--port", str(options.retriever_port)]
+    if options.retriever_model is not None:
+        arguments += ["--retriever-name", options.retriever_name, "--retriever-model", options.retriever_model]
+        arguments += ["--faiss", options.faiss]
     arguments += ["--open"] if options.open_retriever else ["--token-file", str(home.token_file)]
     if shared_retriever_url(options) is not None:
         arguments += ["--also-on", options.node_ip]

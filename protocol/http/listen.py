@@ -8,6 +8,8 @@ from pathlib import Path
 from protocol.addresses import family_of, with_port
 from protocol.errors import OperatorError
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")  # hosts that serve this machine only
+
 
 class PortTakenError(OperatorError):
     """Another process listens on the port."""

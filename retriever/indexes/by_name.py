@@ -4,6 +4,7 @@ The libraries of an index are imported when it is chosen: bm25 needs no torch.
 """
 
 import argparse
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,12 +72,23 @@ def add_index_arguments(parser: argparse.ArgumentParser) -> None:
     add("--index-path", "--index_path", type=Path, required=True, help="folder of the index, or your own FAISS file")
     add("--retriever-name", "--retriever_name", default="bm25", help=f"one of: {', '.join(INDEXES)}")
     add("--retriever-model", "--retriever_model", help="encoder of a dense retriever; bm25 uses none")
+    add("--faiss-gpu", "--faiss_gpu", action="store_true", help="accepted for Search-R1's scripts; without effect")
     add("--faiss", default="flat", help="type of a dense index: flat (exact), hnsw or ivf")
 
 
 def index_options(arguments: argparse.Namespace) -> tuple[Path, IndexOptions]:
-    """Return the index folder and the options. With a user's FAISS file the folder holds the documents only."""
+    """Return the index folder and the options. With a user's FAISS file the folder holds the documents only.
+
+    Raises: OperatorError for an index of Lucene.
+    """
     path: Path = arguments.index_path
+    if any(path.glob("segments_*")):
+        raise OperatorError(
+            f"retriever: --index-path {path} is a Lucene index, which only Pyserini reads. Give a new folder: the BM25 "
+            "index is built there from --corpus-path, in minutes for millions of passages."
+        )
+    if arguments.faiss_gpu:
+        print("retriever: --faiss_gpu has no effect: FAISS searches on CPUs here, with the same hits", file=sys.stderr)
     file = path if path.is_file() and arguments.retriever_name != "bm25" else None
     folder = path.with_name(f"{path.name}.documents") if file is not None else path
     return folder, IndexOptions(arguments.retriever_model, arguments.faiss, file)

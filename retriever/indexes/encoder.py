@@ -7,9 +7,11 @@ Shape letters: N texts, T tokens of the longest, D dimensions.
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
+from blake3 import blake3
 from numpy.typing import NDArray
 from transformers import AutoModel, AutoTokenizer
 
@@ -55,6 +57,16 @@ class Encoder:
                 f"retriever: --retriever-model {model} cannot be loaded: {type(error).__name__}: {error}"
             ) from None
         self.dimension = int(self._model.config.hidden_size)
+
+    def identity(self) -> str:
+        """Return the digest of a folder's files, equal for copies; of a hub model its name."""
+        folder = Path(self.name)
+        if not folder.is_dir():
+            return self.name
+        digest = blake3()
+        for file in sorted(folder.glob("*.json")) + sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin")):
+            digest.update(file.name.encode()).update_mmap(file)
+        return digest.hexdigest()
 
     def queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return [N, D]."""

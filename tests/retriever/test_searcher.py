@@ -45,7 +45,8 @@ async def test_waiting_requests_share_a_batch_with_their_own_topk() -> None:
     index.gate.set()
     assert _rows(await first) == [[1]]
     assert [_rows(found) for found in await asyncio.gather(*later)] == [[[2, 2], [3, 3]], [[2]]]
-    assert index.batches == [["a"], ["bb", "ccc"]]
+    # Each topk by itself: an approximate index would find other documents for a larger one.
+    assert sorted(index.batches) == [["a"], ["bb"], ["bb", "ccc"]]
 
 
 async def test_cache_drops_the_least_recently_used_query() -> None:

@@ -97,6 +97,15 @@ def test_serve_exits_1_with_one_sentence(
     assert finished.stderr.count("\n") == 1
 
 
+def test_lucene_folder_is_refused_with_the_cure(tmp_path: Path, corpus_path: Path) -> None:
+    (tmp_path / "bm25").mkdir()
+    (tmp_path / "bm25" / "segments_2").touch()
+    arguments = ("--index_path", str(tmp_path / "bm25"), "--corpus_path", str(corpus_path), "--faiss_gpu")
+    finished = run_module("retriever.serve", *arguments, "--port", "0")
+    assert finished.returncode == 1
+    assert "is a Lucene index, which only Pyserini reads. Give a new folder" in finished.stderr
+
+
 def test_serve_says_when_the_port_is_taken(tmp_path: Path, corpus_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

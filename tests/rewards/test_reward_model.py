@@ -1,15 +1,27 @@
 """The scorer by a model, against the model's own outputs one text at a time."""
 
 import asyncio
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
 
 from protocol.errors import OperatorError
 from rewards.reward_model import ModelOptions, RewardModel, _batches, make_model_scorer
 from rewards.sample import make_sample
+from tests.fakes.tiny_encoder import word_tokenizer
 from tests.fakes.tiny_models import byte_tokenizer, tiny_config
 
 TEXTS = ["short", "a much longer text than the others<eos>", "middling<eos>", "", "short<eos>"]
@@ -76,3 +88,45 @@ def test_model_without_a_trained_head_is_refused(tmp_path: Path) -> None:
 def test_folder_that_is_missing_is_named() -> None:
     with pytest.raises(OperatorError, match="rewards: --model /nowhere is not a folder"):
         RewardModel(ModelOptions("/nowhere"))
+
+
+HEADS = {
+    "OpenRLHF": (("score.", "value_head."),),
+    "DeepSpeed-Chat": (("score.", "v_head."), ("model.", "rwtransformer.")),
+    "TRL": (("model.", "pretrained_model.model."), ("score.", "v_head.summary.")),
+}
+
+
+@pytest.mark.parametrize("trainer", HEADS)
+def test_reward_model_of_another_trainer_gives_the_same_rewards(folder: Path, tmp_path: Path, trainer: str) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    for theirs, other in HEADS[trainer]:
+        tensors = {other + name.removeprefix(theirs) if name.startswith(theirs) else name: tensor
+                   for name, tensor in tensors.items()}  # fmt: skip
+    if trainer == "TRL":
+        tensors["v_head.summary.bias"] = torch.tensor([3.0])
+    shutil.copytree(folder, tmp_path / "theirs")
+    save_file(tensors, tmp_path / "theirs" / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("id2label", "label2id", "architectures"):
+        config.pop(name, None)
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(config))
+    shift = 3.0 / 2.0 if trainer == "TRL" else 0.0
+    rewards = RewardModel(ModelOptions(str(tmp_path / "theirs"), device="cpu")).score(TEXTS)
+    assert rewards == pytest.approx([_expected(folder, text) + shift for text in TEXTS], abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_long_text_of_an_encoder_keeps_its_first_token(tmp_path: Path, family: str) -> None:
+    torch.manual_seed(0)
+    shape = {"vocab_size": 19, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "intermediate_size": 64, "num_labels": 1, "initializer_range": 0.5}  # fmt: skip
+    if family == "bert":
+        BertForSequenceClassification(BertConfig(**shape, max_position_embeddings=16)).save_pretrained(tmp_path)
+    else:  # two of RoBERTa's positions stand for padding
+        config = RobertaConfig(**shape, max_position_embeddings=18, pad_token_id=1)
+        RobertaForSequenceClassification(config).save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    model = RewardModel(ModelOptions(str(tmp_path), device="cpu"))
+    long, same = model.score(["where " * 40 + "is a town", "where " * 11 + "is a town"])
+    assert long == pytest.approx(same, abs=1e-5)

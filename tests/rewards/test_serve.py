@@ -141,6 +141,13 @@ def test_serve_exits_1_with_one_sentence(arguments: tuple[str, str], message: st
     assert (finished.returncode, finished.stdout, finished.stderr) == (1, "", message)
 
 
+def test_code_without_isolation_on_a_public_host_requires_a_token() -> None:
+    arguments = ("--scorer", "code_tests", "--unsafe-local-exec", "--host", "0.0.0.0", "--port", "0")  # noqa: S104
+    finished = run_module("rewards.serve", *arguments)
+    assert finished.returncode == 1
+    assert finished.stderr.startswith("rewards: with --unsafe-local-exec on --host 0.0.0.0 other machines can run code")
+
+
 @pytest.mark.parametrize("number", ["0", "-1", "two"])
 def test_serve_refuses_a_number_of_workers_that_is_none(number: str) -> None:
     finished = run_module("rewards.serve", "--scorer", "exact_match", "--workers", number)

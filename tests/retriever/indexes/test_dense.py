@@ -1,6 +1,7 @@
 """Dense searches against slow ones from the formulas, with a real (random) encoder."""
 
 import json
+import shutil
 from pathlib import Path
 
 import faiss
@@ -162,3 +163,23 @@ def test_content_hash_tells_indexes_that_answer_otherwise(tmp_path: Path, encode
         hashes.append(content_hash(folder))
     assert hashes[0] == hashes[3]
     assert len(set(hashes)) == 3
+
+
+def test_content_hash_of_a_users_file_is_that_of_its_content_and_encoder(
+    tmp_path: Path, encoder: Path, corpus_file: Path
+) -> None:
+    vectors = _slow_vectors(encoder, TEXTS)
+    theirs = faiss.IndexFlatIP(vectors.shape[1])
+    theirs.add(vectors)
+    hashes = []
+    for folder, model in (("one", encoder), ("copy", tmp_path / "copied"), ("other", tmp_path / "different")):
+        (tmp_path / folder).mkdir()
+        faiss.write_index(theirs, str(tmp_path / folder / "e5.index"))
+        if model is not encoder:
+            shutil.copytree(encoder, model)
+        if folder == "other":
+            BertModel.from_pretrained(encoder, hidden_dropout_prob=0.2).save_pretrained(model)
+        options = IndexOptions(str(model), faiss_file=tmp_path / folder / "e5.index")
+        open_or_build(tmp_path / folder / "documents", corpus_file, "e5", options)
+        hashes.append(content_hash(tmp_path / folder / "documents"))
+    assert hashes[0] == hashes[1] != hashes[2]
