@@ -84,6 +84,9 @@ class RetrieverSettings(Section):
         "servers that join later.",
     )
     topk: CountAboveZero = Field(3, description="Passages of one search.")
+    words: Literal["plain", "search_r1"] = Field(
+        "plain", description="Wording of passages and corrections; search_r1: for policies trained with Search-R1."
+    )
     batch_size: CountAboveZero = Field(
         16, description="Largest number of queries in one request, from searches within 5 ms of each other."
     )

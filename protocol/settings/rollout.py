@@ -39,6 +39,10 @@ class RolloutSettings(Section):
     max_context_tokens: CountAboveZero = Field(
         4096, le=1 << 24, description="Longest trajectory, in tokens with the prompt."
     )
+    truncate_left: bool = Field(
+        False,
+        description="Cut the beginning of prompts that leave no room for max_response_tokens; false: data.overlong.",
+    )
     max_conversation_s: Seconds | None = Field(
         None,
         description="Longest time of a conversation's turns and replies; then it ends and is scored; null: no limit.",

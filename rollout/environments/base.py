@@ -89,6 +89,7 @@ class Resources:
     tools: Mapping[str, Callable[..., Awaitable[Any]]] = field(default_factory=dict)  # tools that the class requires
     tokenizer: Any = None  # the model's Hugging Face tokenizer; None: unknown
     render: Callable[[Messages], str] = _no_template  # text of a chat prompt
+    search_words: Literal["plain", "search_r1"] = "plain"  # retriever.words
 
     def tool(self, name: str) -> Callable[..., Awaitable[Any]]:
         """Return a tool to call. A failed call raises NeighbourError; do not catch it: the sample is retried.

@@ -15,6 +15,11 @@ _INFORMATION_OPEN, _INFORMATION_CLOSE = "<information>", "</information>"
 _TITLED = re.compile(r'"([^\n]*)"\n(.*)', flags=re.DOTALL)
 # Without tags: a scorer that looks for the last answer must not find one here.
 _CORRECTION = " That was neither a search nor an answer."
+# The sentence that policies of Search-R1 were trained with.
+_SEARCH_R1_CORRECTION = (
+    "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. If I "
+    "want to give the final answer, I should put the answer between <answer> and </answer>. Let me try again.\n"
+)
 
 
 class Search:
@@ -26,6 +31,7 @@ class Search:
     def __init__(self, resources: Resources) -> None:
         self._resources = resources
         self._num_turns = 0
+        self._is_search_r1 = resources.search_words == "search_r1"
 
     async def reset(self, task: Task) -> Prompt:
         return task.prompt
@@ -45,8 +51,11 @@ class Search:
             return Step(is_done=True, finish="turns")
         query = query_of(turn)
         if query is None:
-            return Step(information(_CORRECTION))
-        return Step(information(render_passages(await self._resources.search(query))))
+            return Step(Observation("", head=_SEARCH_R1_CORRECTION) if self._is_search_r1 else information(_CORRECTION))
+        passages = await self._resources.search(query)
+        if self._is_search_r1:
+            return Step(information(_search_r1_passages(passages), around="\n\n"))
+        return Step(information(render_passages(passages)))
 
 
 def has_answer(text: str) -> bool:
@@ -69,9 +78,15 @@ def query_of(turn: Turn) -> str | None:
     return turn.text[start + len(_SEARCH_OPEN) : end].strip() or None
 
 
-def information(body: str) -> Observation:
-    """Return the observation with this body. Only the body is cut when it is too long."""
-    return Observation(body, head=_INFORMATION_OPEN, tail=_INFORMATION_CLOSE)
+def information(body: str, around: str = "") -> Observation:
+    """Return the observation with this body, between `around`. Only the body is cut when it is too long."""
+    return Observation(body, head=around + _INFORMATION_OPEN, tail=_INFORMATION_CLOSE + around)
+
+
+def _search_r1_passages(contents: Sequence[str]) -> str:
+    """Return the passages as Search-R1 writes them: `Doc 1(Title: first line) the other lines` each."""
+    parted = [passage.partition("\n") for passage in contents]
+    return "\n".join(f"Doc {n}(Title: {title}) {text}" for n, (title, _, text) in enumerate(parted, 1)).strip()
 
 
 def render_passages(contents: Sequence[str]) -> str:

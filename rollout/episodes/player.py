@@ -81,7 +81,10 @@ class EpisodePlayer:
             conversation = self._conversations.take_up(sample, earlier, written)
             written.num_model_tokens = earlier.num_model_tokens
         else:
-            conversation = self._conversations.begin(sample, self._text.prompt(prompt), written)
+            tokens, settings = self._text.prompt(prompt), self._settings
+            if settings.truncate_left:
+                tokens = tokens[-max(1, settings.max_context_tokens - settings.max_response_tokens) :]
+            conversation = self._conversations.begin(sample, tokens, written)
             conversation.transcript.started_at = started_at
         conversation.transcript.environment_s += environment_s
         return conversation, prompt.tools if isinstance(prompt, Chat) else []

@@ -45,7 +45,7 @@ class Services(ClosedAtExit):
         self._mcp = self._open_mcp()
         self.rewards = _open_rewards(spec.rewards, node, getattr(self.make_environment, "gives_reward", False))
         # Arguments of environments.
-        self.resources = Resources(spec.rollout.max_turns, self.tools, tokenizer, self._render)
+        self.resources = Resources(spec.rollout.max_turns, self.tools, tokenizer, self._render, spec.retriever.words)
 
     @property
     def is_accepting(self) -> bool:

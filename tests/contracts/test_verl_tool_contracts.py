@@ -114,7 +114,7 @@ ROW = {"extra_info": {"need_tools_kwargs": True, "tools_kwargs": {"guess": {"cre
 
 
 def _written(folder: Path, module: str, code: str) -> Path:
-    (folder / f"{module}.py").write_text(code)
+    (folder / f"{module.rpartition('.')[2]}.py").write_text(code)
     (folder / "tools.yaml").write_text(YAML.format(module=module))
     return folder / "tools.yaml"
 
@@ -135,9 +135,16 @@ async def _played(path: Path, answers: list[str], tools: ToolsSettings) -> Any:
                 return await playing.made("e0-a", **lease), engine
 
 
-@pytest.mark.parametrize(("release", "code"), [("new", NEW), ("old", OLD)])
-async def test_tool_of_each_release_is_created_called_and_released(tmp_path: Path, release: str, code: str) -> None:
-    module = f"guess_{release}"
+@pytest.mark.parametrize(
+    ("module", "code"),
+    [
+        ("guess_new", NEW),
+        ("guess_old", OLD),
+        # A copy of verl's own tool, with the name that it has in verl.
+        ("verl.tools.guess_copied", NEW.replace("from verl.tools.", "from .")),
+    ],
+)
+async def test_tool_of_each_release_is_created_called_and_released(tmp_path: Path, module: str, code: str) -> None:
     trajectory, engine = await _played(_written(tmp_path, module, code), ["5", "4"], ToolsSettings())
     assert isinstance(trajectory, Trajectory), trajectory
     start = trajectory.facts.num_prompt_tokens

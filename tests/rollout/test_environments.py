@@ -215,3 +215,16 @@ def test_loading_says_what_is_missing(tmp_path: Path, name: str, problem: str) -
 
 def test_title_is_the_first_line_alone_however_many_quotes_follow() -> None:
     assert render_passages(['"Ada"\nShe wrote "Notes"\nand more.']) == ' Ada: She wrote "Notes"\nand more.'
+
+
+async def test_search_speaks_in_search_r1s_words_by_a_setting() -> None:
+    passages = Passages('"Belarus"\na country\nin Europe', '"Minsk"\na city')
+    environment = Search(Resources(3, {"search": passages.search}, search_words="search_r1"))
+    steps = [await environment.step(Turn(text, "stop")) for text in ("<search>Belarus</search>", "Hm")]
+
+    assert [step.observation.text for step in steps if isinstance(step.observation, Observation)] == [
+        '\n\n<information>Doc 1(Title: "Belarus") a country\nin Europe\nDoc 2(Title: "Minsk") a city</information>\n\n',
+        "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. "
+        "If I want to give the final answer, I should put the answer between <answer> and </answer>. Let me "
+        "try again.\n",
+    ]

@@ -47,6 +47,7 @@ class PromptJudge:
         self._template_kwargs = rollout.chat_template_kwargs
         self._context, self._response = rollout.max_context_tokens, rollout.max_response_tokens
         self._max_tokens = max_tokens
+        self._truncates = rollout.truncate_left
         self._room = min(self._context - self._response, max_tokens or self._context)
         self._fast: Tokenizer | None = None
         self._child: ProcessPoolExecutor | None = None
@@ -96,6 +97,8 @@ class PromptJudge:
         if num_tokens <= for_context:
             reason = f"has {num_tokens} tokens, more than data.max_prompt_tokens = {self._max_tokens}."
             return Refusal(reason, is_overlong=True, is_by_setting=True)
+        if self._truncates:
+            return None
         return Refusal(
             f"has {num_tokens} tokens; rollout.max_context_tokens = {self._context} less rollout.max_response_tokens = "
             f"{self._response} leaves {for_context}. Raise the first, or shorten the prompt.",

@@ -90,19 +90,32 @@ _MODULES: dict[str, dict[str, Any]] = {
     "verl.tools.base_tool": {"BaseTool": BaseTool, **{each.__name__: each for each in _SCHEMAS}},
     "verl.tools.schemas": {each.__name__: each for each in _SCHEMAS},
     "verl.utils": {},
+    "verl.utils.reward_score": {},
     "verl.utils.rollout_trace": {"rollout_trace_op": rollout_trace_op},
 }
 
 
-def offer_base_classes() -> None:
-    """Make `from verl.tools.base_tool import BaseTool` and such work in this process, unless verl is installed."""
-    if "verl" in sys.modules or importlib.util.find_spec("verl") is not None:
+# Packages whose other modules are looked for in the tools file's folder, such as verl.tools.gsm8k_tool.
+_OPEN_PACKAGES = ("verl.tools", "verl.utils.reward_score")
+
+
+def offer_base_classes(folder: str) -> None:
+    """Make `from verl.tools.base_tool import BaseTool` and such work in this process, unless verl is installed.
+
+    folder: of the tools file. It may have copies of verl's tools and of the scorers that they import.
+    """
+    if _is_verl_installed():
         return
     for name, contents in _MODULES.items():
         module = ModuleType(name)
-        module.__path__ = []
+        module.__path__ = [folder] if name in _OPEN_PACKAGES else []
         vars(module).update(contents)
         sys.modules[name] = module
+
+
+def _is_verl_installed() -> bool:
+    known = sys.modules.get("verl")
+    return (importlib.util.find_spec("verl") if known is None else known.__spec__) is not None
 
 
 def function_schema_class() -> Any:

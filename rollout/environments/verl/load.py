@@ -23,9 +23,9 @@ def load_verl_tools(path: Path, settings: ToolsSettings) -> MakeToolUse:
     Raises: SettingsError naming the entry and its mistake.
     """
     entries = _read_entries(path)
-    offer_base_classes()
     # A tool's module may be in the folder of this file.
     folder = str(path.resolve().parent)
+    offer_base_classes(folder)
     if folder not in sys.path:
         sys.path.append(folder)
     tools: dict[str, VerlTool] = {}
@@ -89,7 +89,7 @@ def _import_class(path: Path, place: str, class_name: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
-        advice = "Put its module into this file's folder or on PYTHONPATH, and install its imports."
+        advice = "Put its module, and those of verl that it imports, into this file's folder or on PYTHONPATH."
         problem = f"{type(error).__name__}: {one_line(error)}"
         raise _error(path, f"{place}: {class_name} cannot be imported: {problem}. {advice}") from error
     tool_class = getattr(module, name, None)

@@ -205,3 +205,15 @@ async def test_turn_waits_while_weights_change() -> None:
 
     assert (await playing).facts.version_spans == [VersionSpan(3, 4, 3)]
     assert engine.requests[0][3] == 3
+
+
+@pytest.mark.parametrize(("truncate_left", "length"), [(True, 24), (False, 30)])
+async def test_prompt_without_room_for_an_answer_loses_its_beginning_by_a_setting(
+    truncate_left: bool, length: int
+) -> None:
+    limits = {"max_response_tokens": 8, "max_context_tokens": 32, "truncate_left": truncate_left}
+    player = make_player(ScriptedEngine(lambda context: "4"), **limits)
+    prompt = "abcdefghijklmnopqrstuvwxyz0123"
+    made = await player.play(SampleTask("g", 0, 1, 1, "train", 7, Task(prompt, None, {})))
+    assert "".join(map(chr, made.tokens[: made.facts.num_prompt_tokens])).endswith(prompt[-length:])
+    assert made.facts.num_prompt_tokens <= length + 1

@@ -134,6 +134,13 @@ def test_prompt_of_exactly_the_room_fits_and_one_token_more_does_not(tmp_path: P
     assert verdicts[1].reason.startswith("has 233 tokens;")
 
 
+def test_prompt_of_any_length_is_used_if_its_beginning_is_cut(tmp_path: Path, model: Path) -> None:
+    given = settings(tmp_path / "train.jsonl")
+    given = given.model_copy(update={"rollout": given.rollout.model_copy(update={"truncate_left": True})})
+    with PromptJudge(model, given) as judge:
+        assert judge([Prompt("a", "x" * 233, "", {})]) == [None]
+
+
 def test_chat_is_measured_by_its_template_and_what_that_refuses_is_left_out(tmp_path: Path, model: Path) -> None:
     template = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
