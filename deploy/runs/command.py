@@ -18,7 +18,7 @@ from deploy.cluster.known import connect_environment, is_ray_healthy, known_clus
 from learner.disk.run_folder import MetricsReader
 from protocol.errors import OperatorError
 from protocol.node.current_run import current_run, logs_of_runs
-from protocol.settings.yaml_file import read_yaml
+from protocol.settings.loader import read_yaml
 from protocol.waits import until
 
 _TAIL_LINES = 40

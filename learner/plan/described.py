@@ -18,9 +18,9 @@ from pydantic import Field, PositiveFloat, ValidationError, field_validator
 from learner.disk.model_folder import ModelSize, size_of_shape
 from learner.plan.processes import Node
 from protocol.errors import SettingsError
+from protocol.settings.loader import read_yaml
 from protocol.settings.placement import MOST_OF_A_RESOURCE, refuse_names_of_ray
 from protocol.settings.section import Count, CountAboveZero, Section
-from protocol.settings.yaml_file import read_yaml
 
 
 class NodesOfAKind(Section):
