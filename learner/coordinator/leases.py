@@ -62,9 +62,9 @@ class Leases:
         accounts: Accounts,
         seed: int,
         vocab_size: int | None,
-        kept_turns: KeptTurns | None = None,
+        kept_turns: KeptTurns,
     ) -> None:
-        """vocab_size: the policy's; None: any token is accepted. kept_turns: None: samples begin with the prompt."""
+        """vocab_size: the policy's; None: any token is accepted."""
         self._num_leases = 0
         self._groups = groups
         self._servers = servers
@@ -100,7 +100,7 @@ class Leases:
         """Send a server with room the missing samples of this group."""
         self._num_leases += 1
         version = self._servers.reserve_slot(server, self._num_leases)
-        resumed = [] if self._kept_turns is None else self._kept_turns.resume(group, version)
+        resumed = self._kept_turns.resume(group, version)
         stamp = LeaseStamp(self._mailbox.run_id, self._mailbox.incarnation, self._seed, self._num_leases)
         lease = self._groups.lease(group, server, version, now, stamp, [turns.part for turns in resumed])
         self._counts["resumed"] += len(resumed)

@@ -30,7 +30,7 @@ class FinishedTurns:
     def __init__(self, part: ConversationPart, buffers: Sequence[bytes]) -> None:
         """part: begins with the first token."""
         self.part = part
-        self._arrays = [bytearray(buffer) for buffer in buffers]
+        self.arrays = [bytearray(buffer) for buffer in buffers]  # tokens, logprobs and mask
 
     @property
     def oldest_version(self) -> int:
@@ -43,7 +43,7 @@ class FinishedTurns:
     def add(self, part: ConversationPart, buffers: Sequence[bytes]) -> None:
         """Append a part at its first token; later tokens of the earlier parts are replaced."""
         first, before = part.first_token, self.part
-        for array, size, buffer in zip(self._arrays, _ITEM_BYTES, buffers, strict=True):
+        for array, size, buffer in zip(self.arrays, _ITEM_BYTES, buffers, strict=True):
             array[first * size :] = buffer
         self.part = msgspec.structs.replace(
             part,
@@ -52,10 +52,6 @@ class FinishedTurns:
             version_spans=[*(span for span in before.version_spans if span.end <= first), *part.version_spans],
             turns=[*(turn for turn in before.turns if turn.end <= first), *part.turns],
         )
-
-    def array(self, place: int) -> bytearray:
-        """Return the tokens, logprobs or mask: place 0, 1 or 2."""
-        return self._arrays[place]
 
 
 class KeptTurns:
@@ -171,4 +167,4 @@ def fitting(kept: Mapping[int, FinishedTurns]) -> list[FinishedTurns]:
 
 def joined_buffers(kept: Sequence[FinishedTurns]) -> list[bytes]:
     """Return the concatenated arrays of several samples, as a lease carries them; empty for no samples."""
-    return [b"".join(turns.array(place) for turns in kept) for place in range(3)] if kept else []
+    return [b"".join(turns.arrays[place] for turns in kept) for place in range(3)] if kept else []
