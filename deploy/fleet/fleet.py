@@ -194,7 +194,8 @@ class Fleet:
             with self._wait.waiting_for(name, f"load its model on node {where['node_ip']}"):
                 await call_server(name, handle.start.remote(files), _START_S)
         except NeighbourError as error:
-            cause = (await find_cause(handle, error.detail)).rstrip(".")
+            reported = error.detail if error.boundary == name else str(error)
+            cause = (await find_cause(handle, reported)).rstrip(".")
             await remove_server(name)
             raise NeighbourError(name, f"did not start: {cause}. Log: {where['log'] or 'none yet'}") from None
         except BaseException:
