@@ -1,6 +1,7 @@
 """A user's reward function from `FILE.py[:NAME]` or `MODULE:NAME`, called as its own framework does (`calling`)."""
 
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -18,14 +19,18 @@ from rewards.calling import Call, Form, form_of
 from rewards.sample import Sample, Score, ScorerFailure, make_sample
 
 _NAMES = ("reward_func", "compute_score", "score")
-# A question whose right answer scores 0 when a function of Search-R1 reads the response alone: it skips the first
-# answer, which is an example in the prompt.
+# Questions whose right answers score 0 when a function of Search-R1 reads the response alone: it looks for the
+# assistant's turn, or skips the first answer, which is an example in the prompt.
 _KNOWN_PROMPT = (
     "<|im_start|>user\nAnswer in tags, such as <answer> Beijing </answer>. What is 1 + 1?<|im_end|>\n"
-    "<|im_start|>assistant\n"
+    "<|im_start|>assistant\nAssistant: "
 )
-_KNOWN_RESPONSE = "<think>one more</think>\n<answer> 2 </answer>"
-_KNOWN_TRUTH = {"target": ["2"]}
+_KNOWN_ANSWERS: tuple[tuple[str, Any], ...] = (
+    ("2", {"target": ["2"]}),
+    ("1 + 1", {"target": 2, "numbers": [1, 1]}),
+    ("2", "2"),
+    ("2", 2),
+)
 
 
 class UserFunction:
@@ -105,8 +110,10 @@ def _load_file(path: Path) -> Any:
         )
     module = importlib.util.module_from_spec(specification)
     sys.modules[specification.name] = module
-    # Like `python FILE.py`: files in its folder can be imported.
-    sys.path.insert(0, str(path.resolve().parent))
+    # Like `python FILE.py`: files in its folder can be imported. A file may have the name of a package that it imports,
+    # such as verl's math_verify.py; then packages come first.
+    is_like_a_package = importlib.util.find_spec(path.stem) is not None if path.stem.isidentifier() else False
+    sys.path.insert(len(sys.path) if is_like_a_package else 0, str(path.resolve().parent))
     sys.path.append(os.getcwd())
     _load(lambda: specification.loader.exec_module(module), str(path))  # type: ignore[union-attr]
     return module
@@ -154,14 +161,16 @@ def _reads_sequence(function: Callable[..., Any]) -> bool:
     parameters = inspect.signature(function).parameters
     if "solution_str" not in parameters or "data_source" in parameters:
         return False
-    sample = make_sample(_KNOWN_PROMPT + _KNOWN_RESPONSE, _KNOWN_PROMPT, {"ground_truth": _KNOWN_TRUTH})
+    for answer, truth in _KNOWN_ANSWERS:
+        response = f"<think>one more</think>\n<answer> {answer} </answer>"
+        sample = make_sample(_KNOWN_PROMPT + response, _KNOWN_PROMPT, {"ground_truth": truth})
+        with contextlib.suppress(Exception, SystemExit):  # labels of another form
+            if asyncio.run(_reward(function, sample, True)) > 0 >= asyncio.run(_reward(function, sample, False)):
+                return True
+    return False
 
-    async def reward(reads_sequence: bool) -> float:
-        form = form_of(function, reads_sequence)
-        assert form is not None
-        return (await form.score(_as_async(function), [sample]))[0].reward
 
-    try:
-        return asyncio.run(reward(True)) > 0 >= asyncio.run(reward(False))
-    except (Exception, SystemExit):
-        return False
+async def _reward(function: Callable[..., Any], sample: Sample, reads_sequence: bool) -> float:
+    form = form_of(function, reads_sequence)
+    assert form is not None
+    return (await form.score(_as_async(function), [sample]))[0].reward

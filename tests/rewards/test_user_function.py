@@ -1,6 +1,7 @@
 """Users' reward functions, unchanged, in each of their shapes."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,51 @@ async def test_verl_scorer_without_a_source_gets_what_it_takes(tmp_path: Path) -
         "    return score if (solution_str, ground_truth) in (('r1', 'l1'), ('r22', 'l2')) else 0.0\n",
     )
     assert await rewards_of(path) == [Score(1.0), Score(1.0)]
+
+
+# Functions in the words of other trainers: source, and the rewards of SAMPLES.
+CALLED = {
+    "Search-R1: an answer behind the example in the prompt": (
+        "import re\ndef compute_score_em(solution_str, ground_truth, score=1.0):\n"
+        "    found = re.findall('<answer>(.*?)</answer>', solution_str)\n"
+        "    return score if len(found) > 1 and found[-1].strip() in ground_truth['target'] else 0\n",
+        [1.0, 0.0],
+    ),
+    "verl: a batch": (
+        "def compute_score_batched(data_sources, solution_strs, ground_truths, extra_infos):\n"
+        "    return [{'score': float(t['target'][0] in s)} for s, t in zip(solution_strs, ground_truths)]\n",
+        [1.0, 0.0],
+    ),
+    "verl: model_output, and facts behind the reward": (
+        "def score(model_output, ground_truth):\n    return 'Ada' in model_output, True, 'text'\n",
+        [1.0, 0.0],
+    ),
+    "TRL: texts and a column": (
+        "def length(completions, level, **kwargs):\n    return [len(c) + l for c, l in zip(completions, level)]\n",
+        [23.0, 22.0],
+    ),
+    "TRL: messages, the label by its name, and None": (
+        "def accuracy(prompts, completions, solution, log_metric=None, **kwargs):\n    log_metric('seen', 2)\n"
+        "    texts = [c[0]['content'] for c in completions]\n"
+        "    return [1.0 if s['ground_truth']['target'][0] in t else None for t, s in zip(texts, solution)]\n",
+        [1.0, 0.0],
+    ),
+}
+
+
+@pytest.mark.parametrize("trainer", CALLED)
+@pytest.mark.parametrize("keyword", ["def", "async def"])
+async def test_function_is_called_as_in_its_own_trainer(tmp_path: Path, trainer: str, keyword: str) -> None:
+    source, rewards = CALLED[trainer]
+    path = write(tmp_path, source.replace("def ", f"{keyword} ", 1))
+    prompt, label = "such as <answer> Rome </answer>: who? ", {"ground_truth": {"target": ["Ada"]}}
+    samples = [make_sample(f"{prompt}<answer>{name}</answer>", prompt, label, {"level": 3}) for name in ("Ada", "Bo")]
+    name = re.search(r"def (\w+)", source)
+    assert name is not None
+    scores = await rewards_of(f"{path}:{name[1]}", samples)
+    assert [score.reward for score in scores] == rewards
+    if "None" in trainer:
+        assert [score.logs for score in scores] == [{"seen": 2.0}, {"seen": 2.0, "not_applicable": 1.0}]
 
 
 async def test_own_score_gets_a_sample(tmp_path: Path) -> None:
