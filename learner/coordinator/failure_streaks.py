@@ -4,6 +4,10 @@ from collections import Counter
 
 _NUM_NAMED_AT_FIRST, _NUM_NAMED_LATER = 2, 16
 _NUM_FATAL = 32
+_CHANGED_TURNS = (
+    "An agent sent a turn of the policy back in other words, as smolagents does: turns before the change are not "
+    "trained. The curve environment/changed_turns counts them."
+)
 
 
 class FailureStreaks:
@@ -26,6 +30,11 @@ class FailureStreaks:
         self._has_succeeded = True
         self._num_failed.clear()
         self._num_raised.clear()
+
+    def note_changed_turns(self) -> None:
+        """Record that an agent changed a turn of the policy; the operator reads it once."""
+        if _CHANGED_TURNS not in self.notices:
+            self.notices.append(_CHANGED_TURNS)
 
     def add(self, boundary: str, detail: str, place: str) -> None:
         """Record a failed sample. place: file and line of the user's code that raised; empty: no such code did."""

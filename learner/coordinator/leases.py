@@ -138,6 +138,8 @@ class Leases:
             self._ignore(server, facts, "duplicate", "duplicate")
             return
         self._streaks.reset()
+        if facts.reward_logs.get("environment/changed_turns"):
+            self._streaks.note_changed_turns()
         self._mailbox.acknowledge(server, facts.group, facts.sample_index, "accepted")
         if group.state is GroupState.READY and group.attempt == 1:
             self._overdue.observe(now - group.leased_at)

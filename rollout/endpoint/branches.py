@@ -11,10 +11,11 @@ the conversation continued in another way. Any other request begins a conversati
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rollout.episodes.conversation import Conversation
 
-Unit = Hashable  # comparable message
+Unit = tuple[Any, ...]  # comparable message; its first part is the role
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,14 @@ class Branches:
     branches: list[Branch] = field(default_factory=list)
     num_sent: int = 0  # sent answers
     num_begun: int = 0  # branches so far, with refused ones
+    num_changed: int = 0  # requests that hold a turn of the policy in other words
     with_stop: dict[Unit, Unit] = field(default_factory=dict)  # turn with its stop string -> turn as answered
 
     def place(self, kind: Hashable, history: Sequence[Unit]) -> Place:
         """Return where a request with this history continues, and mark its branch busy."""
-        source, num_turns = self._longest_match(kind, self._without_stops(history))
+        history = self._without_stops(history)
+        source, num_turns = self._longest_match(kind, history)
+        self.num_changed += self._has_changed_turn(history, source.turns[num_turns - 1].num_units if source else 0)
         if source is not None and num_turns == len(source.turns) and not source.is_busy:
             source.is_busy = True
             return Place(source, num_turns, None, source.turns[-1].num_units)
@@ -107,6 +111,15 @@ class Branches:
 
     def _without_stops(self, history: Sequence[Unit]) -> Sequence[Unit]:
         return [self.with_stop.get(unit, unit) for unit in history]
+
+    def _has_changed_turn(self, history: Sequence[Unit], num_known: int) -> bool:
+        """Return whether other words stand where the policy wrote a turn. num_known: messages of the longest match."""
+        for branch in self.branches:
+            for place in (turn.num_units - 1 for turn in branch.turns):
+                is_new = num_known <= place < len(history) and history[place] != branch.history[place]
+                if is_new and history[place][0] == "assistant" and history[:place] == branch.history[:place]:
+                    return True
+        return False
 
     def _longest_match(self, kind: Hashable, history: Sequence[Unit]) -> tuple[Branch | None, int]:
         """Return the branch with the most of this history up to the end of a turn, and that turn's number."""

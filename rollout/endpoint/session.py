@@ -211,6 +211,8 @@ class AgentSession:
             transcript.add_figures(reward.score, reward.logs)
         if num_dropped:
             transcript.add_figures(None, {"dropped_conversations": float(num_dropped)})
+        if self._branches.num_changed:
+            transcript.add_figures(None, {"changed_turns": float(self._branches.num_changed)})
         finish: Finish = transcript.turns[-1].finish
         if self._is_out_of_room or (finish == "length" and conversation.is_full):
             finish = "context"

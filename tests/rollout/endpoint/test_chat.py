@@ -256,3 +256,15 @@ async def test_variables_of_the_chat_template_come_from_the_run_or_the_request(
         messages: Any = [{"role": "user", "content": "a"}]
         await client.chat.completions.create(model="m", messages=messages, extra_body=more)
     assert scene.engine.decode(scene.engine.wrote[0][0]).endswith("assistant\n<think>\n\n</think>\n\n")
+
+
+async def test_turn_that_comes_back_in_other_words_is_counted() -> None:
+    async with taken() as (scene, told, client):
+        history: list[Any] = [{"role": "user", "content": "a"}]
+        await client.chat.completions.create(model="m", messages=history)
+        await client.chat.completions.create(model="m", messages=history)  # another draw, not a change
+        history += [{"role": "assistant", "content": "four\nCalling tools: []"}, {"role": "user", "content": "4"}]
+        await client.chat.completions.create(model="m", messages=history)
+        await scene.end(told, "reward", reward=1.0)
+        facts = (await scene.trajectory("g")).facts
+    assert facts.reward_logs["environment/changed_turns"] == 1.0
