@@ -96,7 +96,6 @@ def evaluate(folder: Path) -> dict[str, Any]:
         "policy": {"model": str(folder / "model"), "dtype": "bfloat16"},
         "learner": {"recipe": "ppo", "zero_stage": 3, "num_ranks": 2},
         "kl": {"coefficient": 0.05},
-        "eval": {"every_steps": 1},
     }
     settings = Settings.model_validate(sections)
     roles = load_roles(settings, {"policy.model": folder / "model"}, None, lambda phase: None)
