@@ -1,1 +1,1 @@
-"""Log-probabilities in place of logits. Reading order: scored_model, head_logprobs, logprobs, choose_method."""
+"""Log-probabilities in place of logits. Reading order: scored_model, head_logprobs."""
