@@ -4,6 +4,7 @@ import re
 import subprocess
 from dataclasses import dataclass
 
+import psutil
 import pytest
 
 from learner import audit
@@ -186,13 +187,18 @@ def test_a_run_in_the_background_is_listed_and_stopped_and_its_output_kept(
 # -- a rollout server dies with its engine ----------------------------------------------------------------------------
 
 
+def _engines(cluster: FlowCluster) -> list[psutil.Process]:
+    children = [child for server in cluster.actors("RolloutServer") for child in server.children(True)]
+    return [child for child in children if title_of(child).startswith("VLLM::EngineCore")]
+
+
 @pytest.fixture(scope="module")
 def survived(cluster: FlowCluster, slow_user: Bring) -> "subprocess.CompletedProcess[str]":
     left = slow_user.left("survived")
     with cluster.running(*slow_user.options("survived", {"run.max_steps": 6})) as run:
         run.wait_until(lambda: left.last_step >= 2)
-        (server,) = cluster.actors("RolloutServer")
-        (engine,) = (child for child in server.children(True) if title_of(child).startswith("VLLM::EngineCore"))
+        wait_until(lambda: len(_engines(cluster)) == 1)
+        (engine,) = _engines(cluster)
         engine.kill()
         return run.finished()
 

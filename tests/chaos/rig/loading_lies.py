@@ -14,6 +14,7 @@ from torch import Tensor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from protocol.weights.wire import bucket_views
+from rollout.engine.vllm_plugin import WorkerCalls
 from rollout.engine.weights.receive import ReceivedBuckets
 
 Weights = Mapping[str, Tensor]
@@ -76,7 +77,7 @@ LIES: dict[str, Lie] = {
 }
 
 
-class LyingWorker:
+class LyingWorker(WorkerCalls):
     """What vLLM mixes into its workers (`worker_extension_cls`)."""
 
     rank: int
