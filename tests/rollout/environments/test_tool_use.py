@@ -61,11 +61,15 @@ def _texts(trajectory: Trajectory, engine: TokenizingEngine) -> tuple[str, str, 
     return tuple(engine.decode(part.tolist()) for part in parts)  # type: ignore[return-value]
 
 
+# Families whose calls hold their arguments as JSON.
+JSON_FAMILIES = [name for name in FAMILIES if name != "qwen3_coder"]
+
+
 def _calling(model: ToolModel, arguments: str = '{"expression": "12 * 12"}', name: str = "calculator") -> str:
     return model.call.format(name=name, arguments=arguments) + model.end
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", JSON_FAMILIES)
 async def test_call_is_answered_as_the_template_carries_results(family: str) -> None:
     model = FAMILIES[family]
     turns = [_calling(model), f"It is 144.{model.end}"]
@@ -84,7 +88,7 @@ async def test_call_is_answered_as_the_template_carries_results(family: str) -> 
     assert trajectory.tokens.tolist() == engine.tokenizer.encode(whole, add_special_tokens=False)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", JSON_FAMILIES)
 async def test_turn_that_the_policy_did_not_end_is_ended_by_the_template(family: str) -> None:
     model = FAMILIES[family]
     said = iter([_calling(model).removesuffix(model.end), f"It is 144.{model.end}"])
@@ -93,7 +97,7 @@ async def test_turn_that_the_policy_did_not_end_is_ended_by_the_template(family:
     assert told == model.end + model.result.format(text="144")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", JSON_FAMILIES)
 async def test_names_of_control_tokens_in_a_result_stay_letters(family: str) -> None:
     model = FAMILIES[family]
     said = iter([_calling(model), f"It is 144.{model.end}"])
@@ -108,7 +112,7 @@ async def test_names_of_control_tokens_in_a_result_stay_letters(family: str) -> 
     assert [t for t in unmasked if t in control] == [t for t in clean if t in control]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", JSON_FAMILIES)
 async def test_long_result_loses_its_end_and_the_template_keeps_its_words(family: str) -> None:
     model = FAMILIES[family]
     said = iter([_calling(model), f"It is 144.{model.end}"])
