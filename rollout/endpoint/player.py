@@ -5,6 +5,7 @@ lease -> play -> AgentSession -> an agent's requests -> turns of the engine
 """
 
 import asyncio
+import ctypes
 
 from protocol.errors import NeighbourError
 from protocol.http.listen import address_of
@@ -23,6 +24,7 @@ from rollout.episodes.sample import AGENT, Generator, SampleTask, Scorer, Writte
 
 # A program that reported its reward over HTTP has this long to end.
 _PROGRAM_ENDS_S = 10.0
+_M_ARENA_MAX, _NUM_ARENAS = -8, 2  # glibc's parameter of mallopt, and its value
 
 
 class AgentPlayer:
@@ -43,6 +45,7 @@ class AgentPlayer:
 
         token: the cluster's, which external programs send. Raises: OperatorError when agents.host cannot be used.
         """
+        _limit_arenas()
         # Copying a tokenizer takes up to a second.
         rendering = await asyncio.to_thread(
             Rendering, engine.tokenizer, spec.tools.call_format, spec.rollout.chat_template_kwargs
@@ -140,3 +143,13 @@ class AgentPlayer:
     def _sampling_of(self, sample: SampleTask) -> SessionSampling:
         temperature = None if sample.task.is_greedy else sample.temperature or self._spec.rollout.temperature
         return SessionSampling(temperature, self._spec.agents.other_sampling)
+
+
+def _limit_arenas() -> None:
+    """Limit the memory pools of this process's threads.
+
+    glibc gives each new thread a pool of its own, which keeps what the thread frees: a server would grow with each
+    attached run, by 70 MB in nine small ones.
+    """
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(_M_ARENA_MAX, _NUM_ARENAS)
