@@ -31,7 +31,7 @@ _BLOCK = re.compile(r"```[ \t]*+([\w+#.-]*+)[ \t]*+\n(.*?)```", re.DOTALL)
 _PYTHON = ("python", "python3", "py")
 _MAX_TESTS = 256
 _FRESH_S = 0.5
-_WALL_PER_CPU = 2.0
+_WALL_PER_CPU = 3.0
 _JUDGE = Path(__file__).with_name("code_judge.py").read_text()
 
 
@@ -55,7 +55,7 @@ class CodeScorer:
     """
 
     def __init__(self, sandbox: Sandbox, test_timeout_s: float, max_fresh: int) -> None:
-        """test_timeout_s: limit of processor time; of wall time twice as much."""
+        """test_timeout_s: limit of processor time; of wall time three times as much."""
         self._sandbox = sandbox
         self._limits = Limits(
             _WALL_PER_CPU * test_timeout_s, cpu_s=math.ceil(test_timeout_s), lower_priority_after_s=_FRESH_S

@@ -35,7 +35,7 @@ from tests.chaos.rig.verdict import conclude, options
 
 LATE_S = 0.5
 _LIMIT_S = 2.0
-_TEST_S, _WALL_PER_TEST = 1.0, 2.0
+_TEST_S, _WALL_PER_TEST = 1.0, 3.0
 _SOUND = "def square(x):\n    return sum(x for _ in range(x))"
 BAD = {
     "loop": "while True: pass",
