@@ -139,18 +139,21 @@ def test_broadcast_that_hangs_although_every_server_has_received_fails_at_the_de
     assert time.monotonic() - started < 30.0
 
 
-def test_first_attempt_of_a_pusher_comes_after_the_turn_that_attaching_takes(
+def test_first_turn_of_a_pusher_follows_the_one_in_which_a_server_attached(
     pusher: WeightPusher, servers: list[Server]
 ) -> None:
-    attempts: list[Attempt] = []
+    turns: list[Attempt] = []
 
-    async def note(attempt: Attempt, init: dict[str, Any], timeout_s: float) -> None:
-        attempts.append(attempt)
+    async def sleep(attempt: Attempt) -> None:
+        turns.append(attempt)
 
-    servers[0].join_weights = note  # type: ignore[method-assign]
     _push(pusher, 1)
+    for server in servers:
+        server.sleep = sleep  # type: ignore[attr-defined]
+    failed = pusher.switch("sleep")
 
-    assert attempts[0][1] == FIRST_TURN + 1
+    assert failed == {}
+    assert {number for _, number in turns} == {FIRST_TURN + 1}
 
 
 def test_others_meet_anew_at_once_without_one_that_fell_silent(
