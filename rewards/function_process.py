@@ -38,6 +38,13 @@ def load_scorer(reference: str, number: int = 1, reads: str = "auto") -> Scorer:
     if first.greeting["reads_sequence"]:
         problem = "without the prompt a right answer got 0. --solution-str response changes that."
         print(f"rewards: {reference} gets prompt and response, as in Search-R1: {problem}", file=sys.stderr)
+    if first.greeting["may_read_sequence"]:
+        problem = "its file names the beginning of an assistant's turn, which a response lacks"
+        print(
+            f"rewards: {reference} gets the response alone, and {problem}. Does a right answer score? If not, start "
+            "with --solution-str sequence. --solution-str response ends this question.",
+            file=sys.stderr,
+        )
     if first.greeting["is_async"]:
         return UserFunction(reference, "sequence" if first.greeting["reads_sequence"] else "response").score
     return _pooled_scorer(ProcessPool(arguments, number, first), first.greeting["takes_batch"])
@@ -74,7 +81,8 @@ def main(reference: str, reads: str) -> None:
     try:
         function = UserFunction(reference, reads)
         greeting: dict[str, Any] = {"is_async": function.is_async, "takes_batch": function.takes_batch,
-                                    "reads_sequence": function.reads_sequence and reads == "auto"}  # fmt: skip
+                                    "reads_sequence": function.reads_sequence and reads == "auto",
+                                    "may_read_sequence": function.may_read_sequence}  # fmt: skip
     except OperatorError as error:
         greeting = {"problem": str(error)}
     print(json.dumps(greeting), file=replies, flush=True)

@@ -7,6 +7,7 @@ The limit is processor time, so a busy machine makes no answer wrong.
 import json
 import logging
 import math
+import re
 import resource
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ _CPU_S = 5
 _MEMORY_BYTES = 4 << 30
 # Only the last characters are parsed: parsing time grows with the square of the length.
 _MAX_CHARACTERS = 20_000
+_DOLLAR = re.compile(r"(?<!\\)\$")  # begins a formula; `\\$` is money
 
 
 def main() -> None:
@@ -42,8 +44,8 @@ def is_equal(answer: str, targets: Sequence[str]) -> bool:
 
 def as_expression(text: str) -> str:
     """Return a target, or what an `<answer>` holds, in a form that parses as one expression."""
-    text = text.strip().strip("*").removesuffix(".")  # Markdown, and the end of a sentence
-    return text if "\\boxed" in text or "$" in text else f"\\boxed{{{text}}}"
+    text = text.strip().strip("*`").removesuffix(".")  # Markdown, and the end of a sentence
+    return text if "\\boxed" in text or _DOLLAR.search(text) else f"\\boxed{{{text}}}"
 
 
 def _limit_time() -> None:

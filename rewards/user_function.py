@@ -30,7 +30,11 @@ _KNOWN_ANSWERS: tuple[tuple[str, Any], ...] = (
     ("1 + 1", {"target": 2, "numbers": [1, 1]}),
     ("2", "2"),
     ("2", 2),
+    # Logic-RL: who is a knight and who a knave.
+    ("(1) Ann is a knight\n(2) Bo is a knave", {"solution_text_format": "(1) Ann is a knight\n(2) Bo is a knave"}),
 )
+# A file with one of these looks for the assistant's turn in prompt and response, as Logic-RL's do.
+_TURN_BEGINS = ("<|im_start|>assistant", "<|start_header_id|>assistant", "Assistant:", "<\uff5cAssistant\uff5c>")
 
 
 class UserFunction:
@@ -43,6 +47,7 @@ class UserFunction:
         """
         self._function = _find(reference)
         self.reads_sequence = reads == "sequence" or (reads == "auto" and _reads_sequence(self._function))
+        self.may_read_sequence = reads == "auto" and not self.reads_sequence and _names_turn(self._function)
         self._form = _known_form(self._function, reference, self.reads_sequence)
         self.is_async = inspect.iscoroutinefunction(self._function)
         self.takes_batch = self._form.takes_batch
@@ -158,8 +163,7 @@ def _reads_sequence(function: Callable[..., Any]) -> bool:
 
     Functions with a data_source are verl's own, which pass the response alone.
     """
-    parameters = inspect.signature(function).parameters
-    if "solution_str" not in parameters or "data_source" in parameters:
+    if not _may_be_of_search_r1(function):
         return False
     for answer, truth in _KNOWN_ANSWERS:
         response = f"<think>one more</think>\n<answer> {answer} </answer>"
@@ -167,6 +171,21 @@ def _reads_sequence(function: Callable[..., Any]) -> bool:
         with contextlib.suppress(Exception, SystemExit):  # labels of another form
             if asyncio.run(_reward(function, sample, True)) > 0 >= asyncio.run(_reward(function, sample, False)):
                 return True
+    return False
+
+
+def _may_be_of_search_r1(function: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(function).parameters
+    return "solution_str" in parameters and "data_source" not in parameters
+
+
+def _names_turn(function: Callable[..., Any]) -> bool:
+    """Return whether the function's file names the beginning of an assistant's turn, and it may get the prompt too."""
+    if not _may_be_of_search_r1(function):
+        return False
+    with contextlib.suppress(OSError, TypeError):  # no source
+        source = inspect.getsource(sys.modules[function.__module__])
+        return any(name in source for name in _TURN_BEGINS)
     return False
 
 

@@ -32,7 +32,7 @@ def test_answer_equals_a_target_as_an_expression(answer: str, target: str, expec
 LABELS = [
     r"\frac{\sqrt{3}}{2}", "x+1", "2x^2-3", r"\pi", r"3\sqrt{2}", "(1,2)", r"(-\infty, 3]", "A", r"\text{Monday}",
     "2^{10}", r"\{1,2,3\}", r"\begin{pmatrix}1\\2\end{pmatrix}", r"\sin x",
-    "i", "2+3i", "x=5", "0.5", "1,000", r"10\%", r"90^\circ",
+    "i", "2+3i", "x=5", "0.5", "1,000", r"10\%", r"90^\circ", r"\$32,348",
 ]  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def test_guesses_and_parts_inside_the_tags_are_wrong(answer: str, label: str) ->
     assert not is_equal(as_expression(answer), [label])
 
 
-@pytest.mark.parametrize("answer", ["**72**", "72.", " 72 apples", "$72$ apples", "x = 72"])
+@pytest.mark.parametrize("answer", ["**72**", "72.", " 72 apples", "$72$ apples", "x = 72", r"\$72", "`72`"])
 def test_usual_wrappings_of_an_answer_are_right(answer: str) -> None:
     assert is_equal(as_expression(answer), ["72"])
 

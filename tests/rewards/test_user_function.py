@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import OperatorError
+from rewards.function_process import load_scorer
 from rewards.sample import Sample, Score, ScorerFailure, make_sample
 from rewards.user_function import UserFunction
 
@@ -126,6 +127,28 @@ async def test_function_is_called_as_in_its_own_trainer(tmp_path: Path, trainer:
     assert [score.reward for score in scores] == rewards
     if "None" in trainer:
         assert [score.logs for score in scores] == [{"seen": 2.0}, {"seen": 2.0, "not_applicable": 1.0}]
+
+
+KNIGHTS = (
+    "import re\ndef compute_score(solution_str, ground_truth, answer_reward=1.0):\n"
+    "    if '<|im_start|>assistant' not in solution_str:\n        return -3.0\n"
+    "    found = re.findall(r'(\\w+) is a (\\w+)', solution_str.split('<|im_start|>assistant')[1])\n"
+    "    return 3.0 if found and found == re.findall(r'(\\w+) is a (\\w+)', ground_truth[LABEL]) else -1.0\n"
+)
+
+
+def test_logic_rl_function_gets_prompt_and_response(tmp_path: Path) -> None:
+    path = write(tmp_path, KNIGHTS.replace("LABEL", "'solution_text_format'"))
+    assert UserFunction(str(path)).reads_sequence
+
+
+@pytest.mark.parametrize("reads", ["auto", "response"])
+def test_function_that_may_look_for_the_prompt_is_named_until_its_user_decides(
+    tmp_path: Path, reads: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, KNIGHTS.replace("LABEL", "'some_other_name'"))
+    load_scorer(str(path), reads=reads)
+    assert ("--solution-str sequence" in capfd.readouterr().err) is (reads == "auto")
 
 
 async def test_own_score_gets_a_sample(tmp_path: Path) -> None:
