@@ -13,7 +13,7 @@ from protocol.settings.run_spec import EngineRequest
 from protocol.weights.group import PEER_LOST, PeerLostError
 from rollout.engine.generation import EngineStats, Generation, Sampling
 from rollout.engine.requests import generation_of, probe_params, sampling_params, token_request
-from rollout.engine.start import BOUNDARY, start_vllm
+from rollout.engine.start import BOUNDARY, ends_turns, start_vllm
 from rollout.engine.vllm_plugin import HAS_RECEIVED, describe_endings, processes_of
 
 _SHUTDOWN_S = 5.0
@@ -47,6 +47,7 @@ class Engine:
         # offset"), so the engine's own seed is used there.
         self._can_seed = not spec.on_cpus
         self._tokenizer = llm.get_tokenizer()
+        self._ends_turns = ends_turns(llm)
         self._num_in_flight = 0
         self._num_output_tokens = 0
         self._paused_at: float | None = None
@@ -91,7 +92,7 @@ class Engine:
             raise NeighbourError(BOUNDARY, "serves nothing: its weights were not verified against the learner's")
         self._is_cache_fresh = False
         request = token_request(prompt_tokens, self._cache_salt())
-        params = sampling_params(sampling, self._can_seed)
+        params = sampling_params(sampling, self._can_seed, self._ends_turns)
         self._num_in_flight += 1
         try:
             result = await self._run_request(request, params, request_id)
@@ -265,7 +266,7 @@ class Engine:
 
     async def _warm_up(self) -> None:
         """Generate once: vLLM's first request takes seconds on a CPU."""
-        params = sampling_params(Sampling(2, 1.0), self._can_seed)
+        params = sampling_params(Sampling(2, 1.0), self._can_seed, self._ends_turns)
         await self._run_request(token_request([1, 1], "warm-up"), params, "warm-up")
 
     async def _run_request(self, request: Mapping[str, Any], params: Any, request_id: str) -> Any:

@@ -11,11 +11,17 @@ def token_request(tokens: Sequence[int], cache_salt: str) -> dict[str, Any]:
     return {"type": "token", "prompt_token_ids": list(tokens), "cache_salt": cache_salt}
 
 
-def sampling_params(sampling: Sampling, can_seed: bool) -> Any:
-    """Return vLLM's SamplingParams. can_seed: whether the engine supports a seed per request."""
+def sampling_params(sampling: Sampling, can_seed: bool, ends_turns: bool) -> Any:
+    """Return vLLM's SamplingParams.
+
+    can_seed: whether the engine supports a seed per request. ends_turns: whether the engine uses our scheduler, which
+    finds stop strings in the engine's process; vLLM's own search needs the text of every token.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
+    stop = list(sampling.stop)
+    is_ours = ends_turns and all(stop)  # vLLM refuses an empty string
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         temperature=0.0 if sampling.greedy else sampling.temperature,
@@ -23,14 +29,14 @@ def sampling_params(sampling: Sampling, can_seed: bool) -> Any:
         top_k=0 if sampling.greedy else sampling.top_k,
         min_p=0.0 if sampling.greedy else sampling.min_p,
         logit_bias=dict(sampling.logit_bias) or None,
-        stop=list(sampling.stop),
+        stop=None if is_ours else stop,
+        extra_args={"stop_strings": stop} if stop and is_ours else None,
         include_stop_str_in_output=True,
         seed=sampling.seed if can_seed else None,
         logprobs=0,
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        # vLLM finds stop strings in the text. Otherwise one decode at the end is cheaper than one per token.
-        detokenize=bool(sampling.stop),
+        detokenize=bool(stop) and not is_ours,  # one decode at the end is cheaper than one per token
         skip_special_tokens=False,
         skip_clone=True,  # each request has its own parameters, so vLLM need not copy them
     )

@@ -7,10 +7,12 @@ from typing import Any
 from protocol.errors import NeighbourError, SettingsError
 from protocol.settings.rollout import LOGPROBS_MODE
 from protocol.settings.run_spec import EngineRequest
+from rollout.engine.stop_strings import has_fast_tokenizer
 
 BOUNDARY = "engine"
 # Share of a GPU's memory for an engine that takes turns with a learner, whose CUDA context stays on the GPU.
 _SHARED_GPU_PART = 0.8
+_TURN_SCHEDULER = "rollout.engine.turn_scheduler.TurnScheduler"
 
 
 def start_vllm(spec: EngineRequest) -> Any:
@@ -46,6 +48,12 @@ def start_vllm(spec: EngineRequest) -> Any:
         return AsyncLLM.from_vllm_config(config, disable_log_stats=args.disable_log_stats)
     except RuntimeError as error:
         raise NeighbourError(BOUNDARY, f"vLLM did not start for {spec.model}: {error}") from error
+
+
+def ends_turns(llm: Any) -> bool:
+    """Return whether this vLLM uses our scheduler with a tokenizer in which it can find stop strings."""
+    is_ours = llm.vllm_config.scheduler_config.scheduler_cls == _TURN_SCHEDULER
+    return is_ours and has_fast_tokenizer(llm.get_tokenizer())
 
 
 def _set_environment(spec: EngineRequest) -> None:
@@ -88,4 +96,7 @@ def _default_engine_args(spec: EngineRequest) -> dict[str, Any]:
         defaults |= {"enable_sleep_mode": True, "gpu_memory_utilization": _SHARED_GPU_PART}
     if spec.on_cpus:
         defaults |= {"enforce_eager": True, "max_num_seqs": 128}
+        # Speculative decoding adds several tokens at once, and only vLLM's own search drops those after a stop string.
+        if spec.engine_args.get("speculative_config") is None:
+            defaults["scheduler_cls"] = _TURN_SCHEDULER
     return defaults

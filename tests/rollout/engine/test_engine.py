@@ -19,6 +19,7 @@ from protocol.errors import NeighbourError
 from rollout.endpoint.player import AgentPlayer
 from rollout.engine.engine import Engine
 from rollout.engine.generation import Sampling
+from rollout.engine.requests import sampling_params, token_request
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.agents import AgentTask
 from rollout.environments.base import Resources, Task
@@ -112,6 +113,24 @@ async def test_token_that_a_stop_string_ends_inside_is_kept_whole(engine: Engine
     assert stopped.stop_string == "<"
     assert engine.decode(stopped.tokens[-1:]) in TAGS
     assert stopped.text == engine.decode(stopped.tokens)
+
+
+async def test_turns_end_where_vllm_ends_them(engine: Engine) -> None:
+    await serve_loaded(engine, 3)
+    free = await engine.generate(PROMPT, Sampling(150, 1.0, greedy=True, logit_bias={1: -100.0}), "free")
+    pairs = [free.text[i : i + 2] for i in range(len(free.text) - 1)]
+    readable = [pair for pair in pairs if pair.isascii() and pair.isprintable()]
+    assert len(set(readable)) > 3
+    for stop in [(readable[0],), (readable[-1], "not written"), (readable[1][0], readable[1]), ("not written",)]:
+        sampling = Sampling(150, 1.0, stop=stop, greedy=True, logit_bias={1: -100.0})
+        ours = await engine.generate(PROMPT, sampling, f"ours-{stop}")
+        by_vllm = sampling_params(sampling, can_seed=False, ends_turns=False)
+        plain = (await engine._run_request(token_request(PROMPT, "plain"), by_vllm, f"plain-{stop}")).outputs[0]
+
+        assert (ours.tokens, ours.finish_reason) == (list(plain.token_ids), plain.finish_reason)
+        assert ours.stop_string == plain.stop_reason
+        assert ours.logprobs == pytest.approx(plain.logprobs.logprobs, abs=1e-4)
+        assert ours.version_spans == ((0, len(ours.tokens), 3),)
 
 
 async def test_tokens_around_a_pause_have_the_version_that_wrote_them(engine: Engine) -> None:

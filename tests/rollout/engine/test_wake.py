@@ -50,6 +50,7 @@ class Vllm:
         self._core = core
         resources = SimpleNamespace(engine_manager=None)
         self.engine_core = SimpleNamespace(pause_scheduler_async=self._pause, resources=resources)
+        self.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(scheduler_cls=""))
 
     def get_tokenizer(self) -> Any:
         return None

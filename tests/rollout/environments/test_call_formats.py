@@ -176,7 +176,8 @@ def _deepseek(written: str) -> str:
     return f"{before}{begin}{written}{end}{after}"
 
 
-# What the chat templates of these models write, as published with llama.cpp 0.3.16 (llama-cpp-python) and vLLM 0.11.
+# Calls in the form that the chat templates of these models write. Templates: llama-cpp-python 0.3.16, vLLM 0.11; GLM,
+# Seed-OSS, MiniMax, LFM2, FunctionGemma and OLMo 3 follow their published descriptions.
 @pytest.mark.parametrize(
     ("written", "call_format"),
     [
