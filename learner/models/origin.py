@@ -30,8 +30,8 @@ def check_origin(folder: Path, now: Mapping[str, str]) -> str | None:
     now: facts of the run. Facts that one of the two does not have are not compared.
     """
     then = _read(folder / ORIGIN)
-    if not (folder / "reference").is_dir():  # the reference is read from a folder, which may have moved
-        then.pop("reference_model", None)
+    # Where the checkpoint holds the reference, its name counts; where a folder does, which may have moved, its weights.
+    then.pop("reference" if (folder / "reference").is_dir() else "reference_model", None)
     for fact, difference in _DIFFERENCES.items():
         if fact in then and fact in now and then[fact] != now[fact]:
             text = difference.format(now=now[fact] or "empty", then=then[fact] or "empty")

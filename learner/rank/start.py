@@ -126,14 +126,18 @@ def load_roles(settings: Settings, folders: Mapping[str, Path], checkpoint: Chec
         reference = _reference(settings, of_reference, policy, checkpoint, report)
         report("reading the weights of the base and the reference")
         is_first = dist.get_rank() == 0
-        origin = _origin(settings, model, of_reference, reference) if is_first else {}
+        origin = _origin(settings, model, of_reference, reference, checkpoint) if is_first else {}
         roles = Roles(policy, critic, reference, origin=origin)
     report("the models are ready")
     return roles
 
 
 def _origin(
-    settings: Settings, base: Path, of_reference: Path, reference: ReferenceModel | BaseReference | None
+    settings: Settings,
+    base: Path,
+    of_reference: Path,
+    reference: ReferenceModel | BaseReference | None,
+    checkpoint: Checkpoint | None,
 ) -> dict[str, str]:
     """Return the facts that a resume must share: the adapters and their base, and the reference of the KL."""
     origin, lora = {}, settings.policy.lora
@@ -143,8 +147,8 @@ def _origin(
         origin["base"] = weights_digest(base)
     if isinstance(reference, ReferenceModel):
         origin["reference_model"] = settings.reference.model
-        if not reference.is_kept:
-            origin["reference"] = weights_digest(of_reference)
+    if reference is not None and not _has_reference(checkpoint):
+        origin["reference"] = weights_digest(of_reference)
     return origin
 
 

@@ -27,6 +27,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "other base": (_LORA, {**_LORA, "model": "other"}),
     "same reference": ({"kl": _KL}, {"kl": _KL}),
     "other reference": ({"kl": _KL}, {"kl": _KL, "model": "other"}),
+    "other reference of adapters": ({**_LORA, "kl": _KL}, {**_LORA, "kl": _KL, "reference": {"model": "other"}}),
+    "base again as the reference": ({**_LORA, "kl": _KL, "reference": {"model": "other"}}, {**_LORA, "kl": _KL}),
+    "same base as the reference": ({**_LORA, "kl": _KL}, {**_LORA, "kl": _KL, "reference": {"refresh_every_steps": 1}}),
+    "other reference that is refreshed": (
+        {"kl": _KL},
+        {"kl": _KL, "model": "other", "reference": {"refresh_every_steps": 1}},
+    ),
     "other named reference": (
         {"kl": _KL, "reference": {"refresh_every_steps": 1}},
         {"kl": _KL, "reference": {"model": "other"}},
