@@ -41,7 +41,7 @@ class Mailbox:
     def acknowledge(self, peer: str, group: str, sample_index: int, outcome: m.Outcome, detail: str = "") -> None:
         """Tell a server the outcome of a sample."""
         ack = m.Ack(**self._start, group=group, sample_index=sample_index, outcome=outcome, detail=detail[:2000])
-        self.send(peer, ack)
+        self._outgoing.append((peer, ack, []))
 
     def confirm_turns(self, server: str, samples: list[m.KeptSample]) -> None:
         """Tell a server how many tokens of its running samples are kept."""

@@ -186,7 +186,6 @@ class Coordinator:
             self._groups.drop_stale(self._steps.policy_version)
         self._steps.answer_ranks(self._servers, now)
         self._steps.push_again(self._servers.all_lack_weights(self._steps.leasable_versions), now)
-        self._source.begin_turn()
         self._leases.lease_all(self._steps.leasable_versions, is_admitting=not self._steps.stop_reason, now=now)
         if now - self._pinged_at >= _PING_EVERY_S:
             self._pinged_at = now

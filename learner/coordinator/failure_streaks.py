@@ -20,26 +20,28 @@ class FailureStreaks:
     def __init__(self) -> None:
         self.notices: list[str] = []  # sentences for the operator, at most one for each boundary
         self.give_up_reason: str | None = None  # why the run has to end
-        self._has_succeeded = False
+        self._num_accepted = 0  # samples that came back before the newest failure
         self._num_failed: Counter[str] = Counter()  # boundary -> failures in a row
         self._num_raised: Counter[tuple[str, str]] = Counter()  # (boundary, place) -> failures in a row
         self._named: set[str] = set()
-
-    def reset(self) -> None:
-        """Record that a sample came back."""
-        self._has_succeeded = True
-        self._num_failed.clear()
-        self._num_raised.clear()
 
     def note_changed_turns(self) -> None:
         """Record that an agent changed a turn of the policy; the operator reads it once."""
         if _CHANGED_TURNS not in self.notices:
             self.notices.append(_CHANGED_TURNS)
 
-    def add(self, boundary: str, detail: str, place: str) -> None:
-        """Record a failed sample. place: file and line of the user's code that raised; empty: no such code did."""
+    def add(self, boundary: str, detail: str, place: str, num_accepted: int) -> None:
+        """Record a failed sample.
+
+        place: file and line of the user's code that raised; empty: no such code did. num_accepted: samples that came
+        back in this start.
+        """
+        if num_accepted > self._num_accepted:
+            self._num_accepted = num_accepted
+            self._num_failed.clear()
+            self._num_raised.clear()
         self._num_failed[boundary] += 1
-        num, num_named = self._num_failed[boundary], _NUM_NAMED_LATER if self._has_succeeded else _NUM_NAMED_AT_FIRST
+        num, num_named = self._num_failed[boundary], _NUM_NAMED_LATER if num_accepted else _NUM_NAMED_AT_FIRST
         if num >= num_named and boundary not in self._named:
             self._named.add(boundary)
             self.notices.append(f"{boundary} failed for {num} samples in a row: {detail}")

@@ -66,6 +66,7 @@ class Leases:
     ) -> None:
         """vocab_size: the policy's; None: any token is accepted."""
         self._num_leases = 0
+        self._num_accepted = 0  # samples that came back in this start
         self._groups = groups
         self._servers = servers
         self._overdue = overdue
@@ -137,7 +138,7 @@ class Leases:
         if not self._groups.accept(group, trajectory):
             self._ignore(server, facts, "duplicate", "duplicate")
             return
-        self._streaks.reset()
+        self._num_accepted += 1
         if facts.reward_logs.get("environment/changed_turns"):
             self._streaks.note_changed_turns()
         self._mailbox.acknowledge(server, facts.group, facts.sample_index, "accepted")
@@ -184,7 +185,7 @@ class Leases:
         if group is not None and group.is_leased(index, server, message.attempt):
             self._counts[f"failed:{message.boundary}"] += 1
             place = "" if message.place is msgspec.UNSET else message.place
-            self._streaks.add(message.boundary, message.detail, place)
+            self._streaks.add(message.boundary, message.detail, place, self._num_accepted)
         tokens, detail = message.num_model_tokens, message.detail
         self._fail_one(group, index, message.attempt, server, message.boundary, detail, tokens)
 

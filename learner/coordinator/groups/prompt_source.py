@@ -17,7 +17,7 @@ from protocol.settings.data import in_words
 from protocol.settings.settings import Settings
 
 _MAX_LEFT_OUT = 1000  # prompts left out in a row, after which the next one is drawn anyway
-_PASSES_PER_TURN = 1000  # prompts that one turn of the coordinator's loop leaves out
+_PASSES_AT_ONCE = 1000  # prompts left out before `take` returns None, so that a turn of the loop stays short
 
 
 def claim_prompts(ledger: Ledger, settings: Settings, train: Sequence[Prompt]) -> None:
@@ -55,7 +55,7 @@ class PromptSource:
         # (uid, epoch) -> why the prompt is not drawn in the epoch, or None: set by `Curriculum.attach`
         self.reason_to_leave_out: Callable[[str, int], str | None] | None = None
         self.num_prompts = len(train)
-        self._num_passes = _PASSES_PER_TURN
+        self._num_passes = _PASSES_AT_ONCE
         self._num_left_out = 0  # prompts left out since one was drawn
         self._train = train
         self._ledger = ledger
@@ -67,12 +67,8 @@ class PromptSource:
         self._by_uid = find_prompts(train, [old.uid for old in self._unfinished])
         self._num_left = (settings.run.max_steps - last_step) * settings.learner.groups_per_step
 
-    def begin_turn(self) -> None:
-        """Allow `take` to pass so many more prompts that are left out: servers wait for the turn's messages."""
-        self._num_passes = _PASSES_PER_TURN
-
     def take(self) -> Group | None:
-        """Return the next group; None when the run needs no more, or when this turn has passed enough prompts."""
+        """Return the next group; None when the run needs no more, or after many prompts that are left out."""
         if self._num_left <= 0:
             return None
         group = self._next_unfinished() or self._admit()
@@ -105,7 +101,7 @@ class PromptSource:
         return None
 
     def _admit(self) -> Group | None:
-        """Return the group of the next prompt that is drawn in its epoch; None when this turn has passed enough."""
+        """Return the group of the next prompt that is drawn in its epoch; None after many that are left out."""
         if self.reason_to_leave_out is not None and not self._leave_out(self.reason_to_leave_out):
             return None
         self._num_left_out = 0
@@ -117,7 +113,7 @@ class PromptSource:
         return Group(str(GroupName("train", epoch, prompt.uid)), prompt, "train", epoch, position, self._group_size)
 
     def _leave_out(self, reason_of: Callable[[str, int], str | None]) -> bool:
-        """Pass the prompts that are not drawn; False when this turn has passed enough.
+        """Pass the prompts that are not drawn; False after _PASSES_AT_ONCE, and the next call continues.
 
         After _MAX_LEFT_OUT in a row, or all prompts, the next prompt is drawn anyway.
         """
@@ -128,6 +124,7 @@ class PromptSource:
             if reason is None:
                 return True
             if self._num_passes == 0:
+                self._num_passes = _PASSES_AT_ONCE
                 return False
             self._num_passes -= 1
             self._num_left_out += 1

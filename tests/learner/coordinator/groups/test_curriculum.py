@@ -125,11 +125,10 @@ def test_prompt_that_many_epochs_left_out_takes_as_few_queries_as_one_of_the_las
     assert len(queries) <= 6
 
 
-def test_turn_of_the_loop_passes_a_thousand_prompts_at_most(ledger: Ledger) -> None:
+def test_source_passes_a_thousand_prompts_at_once(ledger: Ledger) -> None:
     prompts = [Prompt(f"p{i}", "?", "", {}) for i in range(1100)]
     source, _ = drawing(settings(max_steps=10_000, easy=0.0, every=9), ledger, prompts)
     train(ledger, source, 1100, {prompt.uid: [1.0, 1.0] for prompt in prompts})
     assert source.take() is not None  # drawn after a thousand
     assert source.take() is None
-    source.begin_turn()
     assert source.take() is not None
