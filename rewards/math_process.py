@@ -1,4 +1,6 @@
-"""A process that compares answers for `math_answer`: a JSON line in, `true` or `false` out.
+"""A process that compares answers for `math_answer`.
+
+It reads lines of JSON, `{"answer": TEXT, "targets": [TEXT]}`, and replies to each with `true` or `false`.
 
 The kernel kills it when a comparison exceeds its processor time, even inside a calculation that no alarm interrupts.
 The limit is processor time, so a busy machine makes no answer wrong.
@@ -20,6 +22,7 @@ _DOLLAR = re.compile(r"(?<!\\)\$")  # begins a formula; `\\$` is money
 
 
 def main() -> None:
+    """Print `"ready"` once the libraries are imported, then a reply to each line until standard input ends."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns about missing time limits; this process has one
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
@@ -44,7 +47,8 @@ def is_equal(answer: str, targets: Sequence[str]) -> bool:
 
 def as_expression(text: str) -> str:
     """Return a target, or what an `<answer>` holds, in a form that parses as one expression."""
-    text = text.strip().strip("*`").removesuffix(".")  # Markdown, and the end of a sentence
+    # Markdown, and the end of a sentence inside or behind it: **5.** or **5**.
+    text = text.strip().removesuffix(".").strip("*`").removesuffix(".")
     return text if "\\boxed" in text or _DOLLAR.search(text) else f"\\boxed{{{text}}}"
 
 

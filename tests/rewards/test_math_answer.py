@@ -50,7 +50,9 @@ def test_guesses_and_parts_inside_the_tags_are_wrong(answer: str, label: str) ->
     assert not is_equal(as_expression(answer), [label])
 
 
-@pytest.mark.parametrize("answer", ["**72**", "72.", " 72 apples", "$72$ apples", "x = 72", r"\$72", "`72`"])
+@pytest.mark.parametrize(
+    "answer", ["**72**", "72.", "**72.**", "**72**.", " 72 apples", "$72$ apples", "x = 72", r"\$72", "`72`"]
+)
 def test_usual_wrappings_of_an_answer_are_right(answer: str) -> None:
     assert is_equal(as_expression(answer), ["72"])
 
