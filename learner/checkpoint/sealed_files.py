@@ -17,7 +17,7 @@ _READ_BYTES = 1 << 20
 _REPORT_EVERY_BYTES = 1 << 28
 
 Report = Callable[[str], None]
-"""Takes the phase of long work in words. Other ranks wait while the phase changes."""
+"""Receives the phase of long work in words. A wait for this rank is extended while its phase changes."""
 
 Listed = Mapping[str, Mapping[str, object]]
 
@@ -47,8 +47,8 @@ def first_difference(folder: Path, listed: Listed, unlisted: Container[str], rep
     """
     if (problem := first_wrong_entry(folder, listed, unlisted)) is not None:
         return problem
-    present = _listable(folder, unlisted)
     try:
+        present = _listable(folder, unlisted)
         hashes = _hash_all(present.values(), _ByteCounter("reading back", report))
         for (name, file), found in zip(present.items(), hashes, strict=True):
             if found != (expected := listed[name]["sha256"]):
@@ -60,10 +60,11 @@ def first_difference(folder: Path, listed: Listed, unlisted: Container[str], rep
 
 def first_wrong_entry(folder: Path, listed: Listed, unlisted: Container[str]) -> str | None:
     """Return the first file of another name, kind or size than listed, or None. No content is read."""
-    present = _listable(folder, unlisted)
-    for name in sorted(listed.keys() ^ present.keys()):
-        return f"{folder / name} {'is missing' if name in listed else 'is not in the manifest'}"
     try:
+        present = _listable(folder, unlisted)
+        if different := listed.keys() ^ present.keys():
+            name = min(different)
+            return f"{folder / name} {'is missing' if name in listed else 'is not in the manifest'}"
         problems = (_wrong_kind_or_size(file, listed[name]) for name, file in present.items())
         return next((problem for problem in problems if problem is not None), None)
     except OSError as error:
@@ -71,7 +72,10 @@ def first_wrong_entry(folder: Path, listed: Listed, unlisted: Container[str]) ->
 
 
 def files_under(folder: Path) -> dict[str, Path]:
-    """Return every file under the folder by name, and links to folders."""
+    """Return name -> path of every file under the folder, links included. Names are relative, with slashes.
+
+    Raises: OSError for a folder that cannot be listed.
+    """
     return {str(PurePosixPath(path.relative_to(folder))): path for path in _walk(folder)}
 
 
@@ -80,9 +84,14 @@ def _listable(folder: Path, unlisted: Container[str]) -> dict[str, Path]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    for base, folders, names in os.walk(folder):
+    # By default os.walk skips a folder that it cannot list: its files would be missing from the manifest.
+    for base, folders, names in os.walk(folder, onerror=_raise):
         for name in sorted([*names, *(f for f in folders if (Path(base) / f).is_symlink())]):
             yield Path(base) / name
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _wrong_kind_or_size(file: Path, listed: Mapping[str, object]) -> str | None:

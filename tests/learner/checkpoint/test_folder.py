@@ -124,6 +124,13 @@ def test_link_in_a_checkpoint_is_corrupt(tmp_path: Path) -> None:
         verify(state.parents[1])
 
 
+def test_folder_that_cannot_be_listed_is_an_error_and_never_an_empty_one(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        sealed_files.seal_files(tmp_path / "gone")
+    problem = sealed_files.first_wrong_entry(tmp_path / "gone", {}, unlisted=())
+    assert problem == f"{tmp_path / 'gone'} cannot be read: No such file or directory"
+
+
 def test_unfinished_checkpoint_is_not_found_and_goes_with_the_next(tmp_path: Path) -> None:
     aside = begin(tmp_path, 7)
     (aside / "half").write_text("written")
