@@ -37,7 +37,7 @@ class Score:
 
 
 class NoRewards:
-    """Replaces the reward client in environments that return the reward themselves."""
+    """Replaces the reward client in environments that return the reward themselves. Its scores are 0 without parts."""
 
     is_accepting = True
 
@@ -65,6 +65,7 @@ class RewardClient(ClosedAtExit):
         default_token: str | None = None,
         policy: HttpPolicy | None = None,
     ) -> None:
+        """combine: rewards.combine. policy: time limits and retries of each request; None: the defaults."""
         policy = policy or HttpPolicy()
         self._combine = combine
         self._weights = {endpoint.name: endpoint.weight for endpoint in endpoints}
@@ -137,10 +138,13 @@ class RewardClient(ClosedAtExit):
 
     async def _score_at_a_shard(self, request: ScoreRequest) -> tuple[str, SampleScore]:
         """Score at one endpoint: the sample's own while it is up, else another, else the first that returns."""
+        number = zlib.crc32(request.key.encode())
+        own = self._shards[number % len(self._shards)]
         while True:
-            ready = [scorer for scorer in self._shards if scorer.breaker.may_pass] or self._shards
+            ready = [scorer for scorer in self._shards if scorer.breaker.may_pass]
+            scorer = own if own in ready or not ready else ready[number % len(ready)]
             try:
-                return await self._score_at(ready[zlib.crc32(request.key.encode()) % len(ready)], request)
+                return await self._score_at(scorer, request)
             except BreakerOpen:
                 await first_ready([scorer.breaker for scorer in self._shards])
 
@@ -167,6 +171,7 @@ def combine_parts(parts: Mapping[str, float], weights: Mapping[str, float], comb
 
 
 def _headers_of(endpoint: RewardEndpoint, default_token: str | None) -> dict[str, str]:
+    """Return the headers of an endpoint's requests. Raises: OperatorError for a variable that is not set."""
     headers = headers_from_environment(endpoint.headers_env, f"rewards.endpoints {endpoint.name}")
     if default_token and "authorization" not in headers:
         headers["authorization"] = f"Bearer {default_token}"

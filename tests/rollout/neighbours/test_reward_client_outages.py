@@ -62,6 +62,20 @@ async def test_another_shard_scores_the_samples_of_a_dead_one(server: ScriptedSe
     assert {tuple(score.parts) for score in scores} == {("b",)}
 
 
+async def test_samples_keep_their_own_shard_while_another_one_is_down(server: ScriptedServer) -> None:
+    up = [endpoint(server.script(f"own_{name}", GOOD), name) for name in ("a", "b")]
+    policy = replace(FAST, breaker_threshold=1, breaker_after_s=0.0, breaker_cooldown_s=60.0)
+    requests = [request(f"p{i}") for i in range(30)]
+    shards: dict[bool, list[str]] = {}
+    for is_up in (True, False):
+        third = endpoint(server.script("own_c", GOOD) if is_up else free_address(), "c")
+        async with RewardClient([*up, third], "shard", policy=policy) as client:
+            shards[is_up] = [next(iter((await client.score(each)).parts)) for each in requests]
+    kept = [(own, used) for own, used in zip(shards[True], shards[False], strict=True) if own != "c"]
+    assert 0 < len(kept) < 30
+    assert all(own == used for own, used in kept)
+
+
 async def test_score_waits_through_an_outage_longer_than_its_deadline(server: ScriptedServer) -> None:
     up_at = time.monotonic() + 1.5
 
