@@ -214,6 +214,7 @@ def _in_steps(settings: "Settings") -> Iterator[str]:
 
 
 def _in_endpoints(settings: "Settings") -> Iterator[str]:
+    """Find reward endpoints of one name, and weights that cannot be combined."""
     rewards, names = settings.rewards, [endpoint.name for endpoint in settings.rewards.endpoints]
     if len(set(names)) < len(names):
         yield f"rewards.endpoints has the names {names}. Give each endpoint a name of its own."
@@ -227,6 +228,7 @@ def _in_endpoints(settings: "Settings") -> Iterator[str]:
 
 
 def _in_health(settings: "Settings") -> Iterator[str]:
+    """Find a stop by an alarm that can never begin, or begins later than the stop."""
     health = settings.health
     if health.stop_after and (not health.alarms or health.stop_after < health.patience):
         yield (
@@ -254,6 +256,7 @@ def _in_rollout(settings: "Settings") -> Iterator[str]:
 
 
 def _in_evaluations(settings: "Settings") -> Iterator[str]:
+    """Find evaluations without prompts, and a best evaluation without a checkpoint."""
     every, saved = settings.eval.every_steps, settings.learner.checkpoint_every_steps
     if every and not settings.data.eval and not settings.eval.sets:
         yield (
@@ -269,7 +272,7 @@ def _in_evaluations(settings: "Settings") -> Iterator[str]:
 
 def _in_filter(settings: "Settings") -> Iterator[str]:
     """Find a filter without scores to judge by."""
-    chosen, names = settings.filter, [endpoint.name for endpoint in settings.rewards.endpoints]
+    chosen, weights = settings.filter, {endpoint.name: endpoint.weight for endpoint in settings.rewards.endpoints}
     if not chosen.dynamic_sampling:
         return
     if settings.rollout.group_size < 2:
@@ -279,12 +282,13 @@ def _in_filter(settings: "Settings") -> Iterator[str]:
         )
     if chosen.score in ("reward", "environment"):
         return
-    if names and chosen.score not in names:
+    if weights and chosen.score not in weights:
         yield (
-            f"filter.score = {chosen.score} is none of rewards.endpoints ({', '.join(names)}). "
+            f"filter.score = {chosen.score} is none of rewards.endpoints ({', '.join(weights)}). "
             "Use one of them, environment, or reward for the whole."
         )
-    if settings.rewards.combine == "shard":
+    # An endpoint with weight 0 scores every sample, also with shards.
+    if settings.rewards.combine == "shard" and weights.get(chosen.score) != 0:
         yield (
             f"filter.score = {chosen.score}, but with rewards.combine = shard a sample has one endpoint's part "
             "only. Set filter.score to reward."

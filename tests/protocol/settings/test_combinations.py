@@ -115,6 +115,16 @@ def test_sampling_that_makes_every_ratio_wrong_is_refused_for_training_alone(cha
         {"sampling": {"stop": ["</answer>"]}},
         {"rollout": {"engine_args": {"enable_lora": False, "logprobs_mode": "processed_logprobs"}}},
         {"critic": {"offload": True, "zero_stage": 2}, "learner": {"recipe": "ppo"}},
+        {
+            "filter": {"dynamic_sampling": True, "score": "em"},
+            "rewards": {
+                "combine": "shard",
+                "endpoints": [
+                    {"name": "em", "url": "http://127.0.0.1:9/r", "weight": 0.0},
+                    {"name": "rm", "url": "http://127.0.0.1:9/s"},
+                ],
+            },
+        },
     ],
 )
 def test_settings_that_go_together_are_accepted(sections: dict[str, Any]) -> None:
