@@ -60,6 +60,7 @@ class Guess(BaseTool):
         del self._instances[instance_id]
         log.append(("release", len(self._instances)))
 """
+IMPORT = "from verl.tools.base_tool import BaseTool"
 OLD = """
 import json
 from typing import Optional, Tuple
@@ -140,6 +141,10 @@ async def _played(path: Path, answers: list[str], tools: ToolsSettings) -> Any:
     [
         ("guess_new", NEW),
         ("guess_old", OLD),
+        (
+            "guess_dotted",
+            NEW.replace(IMPORT, "import verl.tools.base_tool\n\nBaseTool = verl.tools.base_tool.BaseTool"),
+        ),
         # A copy of verl's own tool, with the name that it has in verl.
         ("verl.tools.guess_copied", NEW.replace("from verl.tools.", "from .")),
     ],

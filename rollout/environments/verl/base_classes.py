@@ -1,5 +1,6 @@
 """Names that tool classes import from verl, for machines without it: a base class, schemas, a decorator."""
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -12,30 +13,32 @@ from pydantic import BaseModel, ConfigDict
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class _Open(BaseModel):
+class _OpenModel(BaseModel):
+    """A schema that keeps keys it does not know, as JSON Schema has many."""
+
     model_config = ConfigDict(extra="allow")
 
 
-class OpenAIFunctionPropertySchema(_Open):
+class OpenAIFunctionPropertySchema(_OpenModel):
     type: str  # type name in JSON Schema
     description: str | None = None
     enum: list[str] | None = None
 
 
-class OpenAIFunctionParametersSchema(_Open):
+class OpenAIFunctionParametersSchema(_OpenModel):
     type: str = "object"
     properties: dict[str, OpenAIFunctionPropertySchema] = {}
     required: list[str] = []
 
 
-class OpenAIFunctionSchema(_Open):
+class OpenAIFunctionSchema(_OpenModel):
     name: str
     description: str = ""
     parameters: OpenAIFunctionParametersSchema = OpenAIFunctionParametersSchema()
     strict: bool = False
 
 
-class OpenAIFunctionToolSchema(_Open):
+class OpenAIFunctionToolSchema(_OpenModel):
     type: str = "function"
     function: OpenAIFunctionSchema
 
@@ -73,7 +76,7 @@ class BaseTool:
 
 
 def rollout_trace_op(function: _Function) -> _Function:
-    """Return the function unchanged."""
+    """Return the function unchanged: Sluice does not record verl's traces."""
     return function
 
 
@@ -94,7 +97,6 @@ _MODULES: dict[str, dict[str, Any]] = {
     "verl.utils.rollout_trace": {"rollout_trace_op": rollout_trace_op},
 }
 
-
 # Packages whose other modules are looked for in the tools file's folder, such as verl.tools.gsm8k_tool.
 _OPEN_PACKAGES = ("verl.tools", "verl.utils.reward_score")
 
@@ -102,7 +104,7 @@ _OPEN_PACKAGES = ("verl.tools", "verl.utils.reward_score")
 def offer_base_classes(folder: str) -> None:
     """Make `from verl.tools.base_tool import BaseTool` and such work in this process, unless verl is installed.
 
-    folder: of the tools file. It may have copies of verl's tools and of the scorers that they import.
+    folder: folder of the tools file, which may have copies of verl's tools and of the scorers that they import.
     """
     if _is_verl_installed():
         return
@@ -111,6 +113,10 @@ def offer_base_classes(folder: str) -> None:
         module.__path__ = [folder] if name in _OPEN_PACKAGES else []
         vars(module).update(contents)
         sys.modules[name] = module
+        # `import verl.tools.schemas` binds `verl` alone: the dotted name is looked up by attribute.
+        package, _, attribute = name.rpartition(".")
+        if package:
+            setattr(sys.modules[package], attribute, module)
 
 
 def _is_verl_installed() -> bool:
@@ -120,6 +126,4 @@ def _is_verl_installed() -> bool:
 
 def function_schema_class() -> Any:
     """Return the class of a tool's schema: verl's own if it is installed."""
-    from importlib import import_module
-
-    return import_module("verl.tools.schemas").OpenAIFunctionToolSchema
+    return importlib.import_module("verl.tools.schemas").OpenAIFunctionToolSchema
