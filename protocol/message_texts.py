@@ -10,7 +10,7 @@ from typing import Any
 
 from protocol.errors import SettingsError
 
-_RENDERED = ("messages", "tools", "documents", "add_generation_prompt")  # variables with a meaning of their own
+_SET_BY_CODE = ("messages", "tools", "documents", "add_generation_prompt")  # variables that no setting may give
 
 
 class ContentError(ValueError):
@@ -18,7 +18,7 @@ class ContentError(ValueError):
 
 
 def with_texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with one text as content: parts are joined, and an assistant's None becomes "".
+    """Return the messages, each with one text as content: parts are joined, and an assistant's None becomes "".
 
     Numbers and missing contents stay, and so does None next to tool calls, which some templates require.
     Raises: ContentError. Example: [{"type": "text", "text": "Hi"}] becomes "Hi".
@@ -30,17 +30,19 @@ def with_texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def check_template_kwargs(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:
-    """Raise SettingsError for a variable that the tokenizer's chat template does not read: it would have no effect.
+    """Raise SettingsError for a variable that the tokenizer's chat template does not read, or that Sluice sets itself.
+
+    A tokenizer without a chat template is not checked.
 
     Example: {"enable_thinking": False} with a template of Qwen3.
     """
     template = getattr(tokenizer, "chat_template", None)
     texts = list(template.values()) if isinstance(template, Mapping) else [str(template)]
     for name in template_kwargs if template else ():
-        if name in _RENDERED or not any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts):
+        if name in _SET_BY_CODE or not any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts):
             raise SettingsError(
                 f"settings: rollout.chat_template_kwargs has {name}, which is not a variable of this model's chat "
-                "template. Remove it."
+                "template, or one that Sluice sets itself. Remove it."
             )
 
 

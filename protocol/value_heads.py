@@ -15,7 +15,7 @@ HEAD_NAMES = (
 """Modules that turn the last hidden state into one number, without .weight and .bias."""
 
 WRAPPERS = ("rwtransformer.", "pretrained_model.")
-"""Prefixes of the body's tensors in DeepSpeed-Chat's and TRL's wrapped models."""
+"""Prefixes of the body's tensors in wrapped models: DeepSpeed-Chat's, TRL's."""
 
 _NOT_HEADS = ("lm_head.", "embed_out.", "output.")  # heads of language models
 
@@ -32,14 +32,15 @@ def find_head(unused: Mapping[str, Sequence[int]], hidden_size: int) -> str | No
     if len(modules) > 1 or modules[0] not in HEAD_NAMES or f"{modules[0]}.weight" not in shapes:
         raise ValueError(f"it has the tensors {_list(shapes)}, and one head named {', '.join(HEAD_NAMES)} was expected")
     (module,) = modules
-    if shapes[f"{module}.weight"] != (1, hidden_size) or shapes.get(f"{module}.bias", (1,)) != (1,):
-        found = shapes[f"{module}.weight"]
+    if (found := shapes[f"{module}.weight"]) != (1, hidden_size):
         raise ValueError(f"its head {module} has the shape {found}, expected {(1, hidden_size)}, one number a token")
+    if shapes.get(f"{module}.bias", (1,)) != (1,):
+        raise ValueError(f"its head {module} has a bias of the shape {shapes[f'{module}.bias']}, expected (1,)")
     return module
 
 
 def _is_of_language_model(name: str) -> bool:
-    return any(f".{name}".find(f".{head}") >= 0 for head in _NOT_HEADS)
+    return any(f".{head}" in f".{name}" for head in _NOT_HEADS)
 
 
 def _module_of(name: str) -> str:

@@ -1,5 +1,8 @@
 """Estimators of the policy's KL divergence from a reference, per token, and the controller of its coefficient.
 
+K: tokens of a micro-batch that the model wrote. d = logprobs - reference, in nats: [K]. Each estimate is clamped to
++-10, beyond which its gradient is 0.
+
 Source: Schulman, "Approximating KL divergence" (2020); the controller, arXiv:1909.08593, section 2.2.
 """
 
@@ -11,24 +14,24 @@ from torch import Tensor
 
 from learner.algorithms.ratio import log_ratio
 
-_LARGEST = 10.0  # bound of one token's estimate, in either direction
-_LARGEST_ERROR = 0.2  # bound of the controller's relative error
+_MAX_ESTIMATE = 10.0  # bound of one token's estimate, in either direction
+_MAX_ERROR = 0.2  # bound of the controller's relative error
 
 
 def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Return d = logp - logr [K]: unbiased, of either sign. Useless as a loss: its gradient has mean 0."""
-    return _cut(log_ratio(logprobs, reference))
+    """Return d [K]: unbiased, of either sign. Useless as a loss: its gradient has mean 0."""
+    return _clamp(log_ratio(logprobs, reference))
 
 
 def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
     """Return d^2 / 2 [K]: biased, never negative. On fresh samples its gradient is that of the divergence."""
-    return _cut(0.5 * log_ratio(logprobs, reference).square())
+    return _clamp(0.5 * log_ratio(logprobs, reference).square())
 
 
 def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
     """Return exp(-d) - 1 + d [K]: unbiased and never negative."""
     d = log_ratio(logprobs, reference)
-    return _cut(torch.expm1(-d) + d)
+    return _clamp(torch.expm1(-d) + d)
 
 
 KL_FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
@@ -36,7 +39,7 @@ KL_FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "
 
 @dataclass(frozen=True)
 class KlController:
-    """Adapts the coefficient to the measured divergence. The coefficient is the only state, and the caller's."""
+    """Adapts the coefficient to the measured divergence. The caller keeps the coefficient, which is the only state."""
 
     target: float | None  # wanted divergence in nats per token; None: the coefficient is constant
     horizon: float  # trajectories over which an error of 20 % moves the coefficient by 20 %
@@ -48,9 +51,9 @@ class KlController:
         """
         if self.target is None:
             return coefficient
-        error = min(_LARGEST_ERROR, max(-_LARGEST_ERROR, kl / self.target - 1.0))
+        error = min(_MAX_ERROR, max(-_MAX_ERROR, kl / self.target - 1.0))
         return coefficient * (1.0 + error * num_trajectories / self.horizon)
 
 
-def _cut(kl: Tensor) -> Tensor:
-    return kl.clamp(-_LARGEST, _LARGEST)
+def _clamp(estimates: Tensor) -> Tensor:
+    return estimates.clamp(-_MAX_ESTIMATE, _MAX_ESTIMATE)

@@ -27,16 +27,23 @@ _IMPORT_S = 180.0
 
 
 def place_coordinator(settings: Settings, folder: Path, run_id: str, last_step: int, host: str, model: Path) -> Any:
-    """Start the coordinator on this node, where run folder and model are. Returns its handle."""
+    """Start the coordinator on this node, where run folder and model are. Returns its handle.
+
+    last_step: step of the checkpoint that it resumes from, 0 for a new run. host: address of this node for its sockets.
+    """
     here = NodeAffinitySchedulingStrategy(own_node_id(), soft=False)
-    environment = {"env_vars": _run_variables()} if _run_variables() else None
+    variables = _run_variables()
+    environment = {"env_vars": variables} if variables else None
     options = {**OUR_ACTOR, "max_concurrency": 3, "scheduling_strategy": here, "runtime_env": environment}
     actor = ray.remote(**options)(CoordinatorProcess)
     return actor.remote(settings, folder, run_id, last_step, host, model)
 
 
 def borrow_processes(ranks: Processes, coordinator: Any) -> Any:
-    """Ask the fleet for processes of learner ranks, which end with the coordinator; return a reference."""
+    """Request processes of learner ranks from the fleet. Returns a Ray reference to their handles.
+
+    The processes end with the coordinator.
+    """
     nodes = [node.node_id for node in ranks.places]
     return find_fleet().lend_processes.remote(ranks.count, ranks.num_gpus, [coordinator], nodes, dict(ranks.resources))
 
@@ -46,7 +53,7 @@ def make_ranks(
 ) -> "list[Rank]":
     """Return a learner rank for each process, in order, each with its place in the world.
 
-    topology: the plan of the processes. models: small files of each model, by the setting that names it.
+    topology: the plan of the processes. model: folder of the policy.
     Raises: OperatorError naming a node that does not share the run folder.
     """
     files = _small_files(settings, model)
@@ -104,6 +111,7 @@ class Rank:
         self._process = process
 
     def load(self, settings: Settings, folder: Path, files: Mapping[str, SmallFiles]) -> Any:
+        """Return a reference that is ready once the process has imported and made its RankProcess."""
         path = "learner.rank.process:RankProcess"
         return self._process.load.remote(path, _run_variables(), settings, folder, files, RayServer)
 
@@ -112,6 +120,7 @@ class Rank:
         return self._process.call.remote(method, *arguments)
 
     def end(self) -> None:
+        """Kill the process."""
         ray.kill(self._process)
 
 

@@ -86,7 +86,7 @@ def _parse(line: bytes, file: Path, number: int) -> dict[str, Any]:
         row = _decode(line)
     except (msgspec.DecodeError, ValueError, RecursionError):
         # Python's reader also accepts values such as NaN, and gives the place of an error.
-        row = _parse_slowly(line, file, number)
+        row = _parse_in_python(line, file, number)
     if not isinstance(row, dict):
         if number == 1 and isinstance(row, list):
             raise SettingsError(f"data: {file} is one JSON list. Give JSONL, one object on each line, or Parquet.")
@@ -94,7 +94,7 @@ def _parse(line: bytes, file: Path, number: int) -> dict[str, Any]:
     return row
 
 
-def _parse_slowly(line: bytes, file: Path, number: int) -> Any:
+def _parse_in_python(line: bytes, file: Path, number: int) -> Any:
     if number == 1 and (form := _other_form(line)) is not None:
         raise SettingsError(f"data: {file} {form}. Give JSONL, one object on each line, or Parquet.")
     try:
@@ -143,7 +143,7 @@ def _contents(batch: pyarrow.RecordBatch, file: Path, num_before: int) -> list[d
             try:
                 _as_rows(batch.slice(place, 1))
             except (ValueError, OverflowError) as error:
-                raise SettingsError(f"data: {file} line {num_before + place + 1} cannot be read: {error}.") from None
+                raise SettingsError(f"data: {file} row {num_before + place + 1} cannot be read: {error}.") from None
         raise
 
 
@@ -177,8 +177,10 @@ class _JsonlReader:
 
 
 class _ParquetReader:
-    """Keeps the columns in memory in Arrow's form. A row group has up to a million rows, and reading one row from the
-    file would decompress the whole group."""
+    """Reads a row from the columns, which it keeps in memory in Arrow's form.
+
+    A row group has up to a million rows, and reading one row from the file would decompress the whole group.
+    """
 
     def __init__(self, file: Path) -> None:
         # `read_table` would read a folder name such as split=train as a column.
@@ -190,17 +192,20 @@ class _ParquetReader:
         return row
 
 
-Columns = TypeVar("Columns", pyarrow.RecordBatch, pyarrow.Table)
+_Columns = TypeVar("_Columns", pyarrow.RecordBatch, pyarrow.Table)
 
 
-def in_microseconds(columns: Columns) -> Columns:
-    """Return the columns with times truncated to microseconds, which Python's types can hold; pandas writes
-    nanoseconds."""
+def in_microseconds(columns: _Columns) -> _Columns:
+    """Return the columns with nanosecond times, as pandas writes them, truncated to microseconds.
+
+    Python's types of times have no nanoseconds.
+    """
     schema = pyarrow.schema([field.with_type(_readable(field.type)) for field in columns.schema])
     return columns if schema.equals(columns.schema) else columns.cast(schema, safe=False)
 
 
 def _readable(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """Return the type with microseconds for nanoseconds, also inside lists and structs."""
     if pyarrow.types.is_timestamp(kind) and kind.unit == "ns":
         return pyarrow.timestamp("us", kind.tz)
     if pyarrow.types.is_duration(kind) and kind.unit == "ns":

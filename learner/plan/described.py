@@ -6,7 +6,7 @@
             num_key_value_heads: 8, intermediate_size: 28672}
 
 `model` is the shape of policy.model: the values of its config.json, or `{parameters: N, config: PATH}` with the path of
-that file, which starts at the description's folder. With it no model is searched or downloaded.
+that file, which starts at the description's folder. With it no model is looked up or downloaded.
 """
 
 import json
@@ -76,7 +76,7 @@ def read_description(path: Path) -> ClusterDescription:
             "list_type": f"{wrong}: expected a list",
         }
         why = texts.get(problem["type"], f"{wrong}: {problem['msg'].removeprefix('Value error, ')}")
-        part = ("A model has", ModelShape) if name.startswith("model.") else ("Each of nodes has", NodesOfAKind)
+        part = ("A model has", ModelShape) if problem["loc"][:1] == ("model",) else ("Each of nodes has", NodesOfAKind)
         raise SettingsError(f"{path}: {name}{why}. {part[0]} {', '.join(part[1].model_fields)}.") from None
 
 
@@ -88,17 +88,17 @@ def _with_config(content: dict[str, Any], path: Path) -> dict[str, Any]:
     file = path.parent / str(model["config"])
     try:
         config = json.loads(file.read_bytes())
-        of_config = {name: config[name] for name in ModelShape.model_fields if config.get(name) is not None}
+        from_config = {name: config[name] for name in ModelShape.model_fields if config.get(name) is not None}
     except (OSError, ValueError, AttributeError) as error:
         raise SettingsError(
             f"{path}: model.config = {file} cannot be used ({type(error).__name__}). Give the path of a model's "
             "config.json."
         ) from None
-    return {**content, "model": of_config | {name: value for name, value in model.items() if name != "config"}}
+    return {**content, "model": from_config | {name: value for name, value in model.items() if name != "config"}}
 
 
 def described_nodes(description: ClusterDescription) -> list[Node]:
-    """Return the nodes, one by one."""
+    """Return one Node for each node of the cluster, numbered from 1. The first is the head."""
     nodes: list[Node] = []
     for kind in description.nodes:
         for _ in range(kind.count):
@@ -116,5 +116,5 @@ def described_nodes(description: ClusterDescription) -> list[Node]:
 
 
 def described_size(shape: ModelShape) -> ModelSize:
-    """Return the size that memory is planned with."""
+    """Return the sizes from which the memory of a model of this shape is planned."""
     return size_of_shape(int(shape.parameters), shape.model_dump())

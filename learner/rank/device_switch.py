@@ -14,14 +14,14 @@ from protocol.failpoints import failpoint
 
 
 class DeviceSwitch(Protocol):
-    """Collective: every rank calls the same method. Each blocks until the switch is done."""
+    """Collective: every rank calls the same method. A rank that has to switch waits there for the others."""
 
     def learn(self) -> float:
         """Put the models on the device, after the servers released it. Returns the seconds of the switch."""
         ...
 
     def generate(self) -> None:
-        """Let the servers use the device, after the models left it."""
+        """Let the servers use the device, after the models left it. Only rank 0 waits until the servers are awake."""
         ...
 
 

@@ -23,7 +23,7 @@ from rollout.episodes.conversation import Conversations
 from rollout.episodes.sample import AGENT, Generator, SampleTask, Scorer, WrittenSoFar
 
 # A program that reported its reward over HTTP has this long to end.
-_PROGRAM_ENDS_S = 10.0
+_PROGRAM_GRACE_S = 10.0
 _M_ARENA_MAX, _NUM_ARENAS = -8, 2  # glibc's parameter of mallopt, and its value
 
 
@@ -62,7 +62,7 @@ class AgentPlayer:
         spec: RunSpec,
         token: str,
     ) -> None:
-        self.num_cut_observations = 0
+        self.num_cut_observations = 0  # always: an agent writes its observations itself, and nothing cuts them
         self.num_dropped_conversations = 0  # conversations of finished samples that are not trained
         self.sessions = Sessions(token, spec.agents.idle_timeout_s)
         self._conversations = conversations
@@ -101,9 +101,10 @@ class AgentPlayer:
                 program.cancel()
             raise
         finally:
+            # The reason applies if the session has not ended, because this call was cancelled.
             self.sessions.close(session, "its lease was taken back")
         if program is not None:
-            asyncio.get_running_loop().call_later(_PROGRAM_ENDS_S, program.cancel)
+            asyncio.get_running_loop().call_later(_PROGRAM_GRACE_S, program.cancel)
         prompt, response = await self._rendering.run(self._rendering.texts, conversation.transcript)
         trajectory = await conversation.finish_scored(finish, prompt, response, self._scorer)
         if not trajectory.facts.reward_parts:
@@ -125,8 +126,10 @@ class AgentPlayer:
         if self._programs is None:
             return None
         task = session.sample.task
-        given = AgentTask(self.base_url, session.end.api_key, task.prompt, task.label, task.columns, task.is_greedy)
-        program = asyncio.wrap_future(self._programs.start(given))
+        agent_task = AgentTask(
+            self.base_url, session.end.api_key, task.prompt, task.label, task.columns, task.is_greedy
+        )
+        program = asyncio.wrap_future(self._programs.start(agent_task))
 
         def on_end(ended: "asyncio.Future[float | None]") -> None:
             if ended.cancelled():

@@ -1,6 +1,7 @@
-"""Names of a model's control tokens in texts: found as by its tokenizer, and cut in two so that it finds none.
+"""Names of a model's control tokens in texts, such as `<|im_end|>` in a user's message.
 
-A tokenizer may search for names in a changed text: with another case, narrow forms of wide letters, omitted letters.
+`occur_in` finds them as the tokenizer would. `cut` breaks them with a mark, so that they are tokenized as plain text.
+A tokenizer may normalise a text before it searches: change its case, narrow wide letters, omit letters.
 """
 
 import re
@@ -15,9 +16,9 @@ _SPACES = " ▁"
 
 
 class ControlNames:
-    """The names for one tokenizer."""
+    """The names of one tokenizer's control tokens, and searches for them."""
 
-    ids: frozenset[int]  # the control tokens
+    ids: frozenset[int]  # ids of the control tokens
 
     def __init__(self, tokenizer: Any, encode: Callable[[str], list[int]]) -> None:
         """encode: returns a text's tokens, control tokens included."""
@@ -28,14 +29,14 @@ class ControlNames:
         names = {form for name in control.values() for form in self._forms(name)}
         longest_first = sorted((name for name in names if len(name) > 1), key=len, reverse=True)
         # Some tokenizers match names in any case. For others a cut is harmless.
-        either = "|".join(map(_pattern, longest_first)) or r"(?!)"
-        self._names = re.compile(either, re.IGNORECASE)
-        self._first = re.compile(rf"\s*(?:{either})")
+        any_name = "|".join(map(_pattern, longest_first)) or r"(?!)"  # (?!) matches nothing
+        self._names = re.compile(any_name, re.IGNORECASE)
+        self._leading_name = re.compile(rf"\s*(?:{any_name})")
         self._beginnings = {name[:end].lower() for name in names for end in range(1, len(name))}
         self._longest = max(map(len, names), default=1)
 
     def occur_in(self, text: str) -> bool:
-        """Return whether the tokenizer finds a name in a text, or would find one with further text behind it."""
+        """Return whether the tokenizer finds a name in the text, or could find one once more text follows."""
         if self._names.search(text) or self._begun(text) or self._begun(self._normalise(text)):
             return True
         return not _ASCII.fullmatch(text) and self._is_found(text)
@@ -60,7 +61,7 @@ class ControlNames:
         A template may end a turn with several names. The turn has all of them up to its last token.
         """
         end, first_end = 0, None
-        while (name := self._first.match(text, end)) is not None:
+        while (name := self._leading_name.match(text, end)) is not None:
             end = name.end()
             first_end = end if first_end is None else first_end
             if self._encode(name[0].strip()) == [last_token]:
@@ -112,7 +113,7 @@ def control_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def control_tokens_but_tags(tokenizer: Any) -> frozenset[int]:
-    """Return the control tokens without pairs such as `<think>` and `</think>`, which a response consists of."""
+    """Return the control tokens without pairs such as `<think>` and `</think>`, which are part of a response's text."""
     control = control_tokens(tokenizer)
     names = set(control.values())
     ends = {getattr(tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad")}  # may be <s> and </s>

@@ -53,7 +53,7 @@ def test_times_in_nanoseconds_are_read_to_the_microsecond(
     ],
 )
 def test_row_with_a_value_that_python_cannot_hold_is_named(tmp_path: Path, column: pyarrow.Array, problem: str) -> None:
-    with pytest.raises(SettingsError, match=f"train.parquet line 2 cannot be read: {problem}"):
+    with pytest.raises(SettingsError, match=f"train.parquet row 2 cannot be read: {problem}"):
         load(tmp_path / "train.parquet", made=column)
 
 

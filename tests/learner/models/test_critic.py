@@ -67,6 +67,10 @@ def test_policy_as_a_critic_has_a_head_of_zeros(folder: Path) -> None:
             {"score.weight": HEAD, "v_head.weight": HEAD.clone()},
             r"it has the tensors score\.weight, v_head\.weight, and",
         ),
+        (
+            {"score.weight": torch.zeros(1, HIDDEN), "score.bias": torch.zeros(2)},
+            r"its head score has a bias of the shape \(2,\), expected \(1,\)",
+        ),
         ({"score.weight": torch.zeros(2, HIDDEN)}, r"its head score has the shape \(2, 32\), expected \(1, 32\)"),
     ],
 )

@@ -84,6 +84,7 @@ def test_a_described_plan_says_that_other_models_are_counted_as_the_policy(
         ("nodes: [{resources: {v100: 1.0e+308}}]", "nodes.0.resources.v100 = 1e+308 is wrong: Input should be less"),
         ("{}", "nodes is missing. Each of nodes has"),
         ("nodes: [{gpus: 8}]\nmodel: {parameters: 70b}", "model.parameters = '70b' is wrong: Input should be a valid"),
+        ("nodes: [{gpus: 8}]\nmodel: 5", "model = 5 is wrong: expected a map. A model has"),
         (
             "nodes: [{gpus: 8}]\nmodel: {parameters: 7.0e10}",
             "model.num_hidden_layers is missing. A model has parameters, num_hidden_layers, hidden_size,",
@@ -96,7 +97,7 @@ def test_a_description_that_is_wrong_is_refused_with_what_it_may_hold(text: str,
     with pytest.raises(SettingsError) as caught:
         read_description(path)
     assert str(caught.value).startswith(f"{path}: {says}")
-    is_of_model = says.startswith("model.")
+    is_of_model = says.startswith("model")
     held = "num_experts_per_tok." if is_of_model else "has count, name, gpus, gpu_memory_gb, memory_gb, resources."
     assert str(caught.value).endswith(held)
 
