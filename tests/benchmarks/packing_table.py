@@ -20,6 +20,7 @@ import torch
 from learner.models.settings import PolicySettings
 from learner.models.start_check import Comparison, compare
 from tests.chaos.rig.verdict import conclude, options
+from tests.fakes.policy_settings import small_policy_settings
 
 VOCAB = 64
 _BASE: dict[str, Any] = {
@@ -180,20 +181,7 @@ def comparison_of(name: str, seed: int, num_tokens: int = 60, **others: Any) -> 
 
 
 def settings_of(folder: Path) -> PolicySettings:
-    return PolicySettings(
-        model_dir=folder,
-        dtype="float32",
-        zero_stage=0,
-        lr=1e-3,
-        betas=(0.9, 0.95),
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        warmup_steps=0,
-        total_steps=1,
-        min_lr_ratio=1.0,
-        schedule="constant",
-        seed=0,
-    )
+    return small_policy_settings(folder)
 
 
 if __name__ == "__main__":

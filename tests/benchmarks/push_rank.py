@@ -24,6 +24,7 @@ from learner.weights.rendezvous import GlooRendezvous
 from protocol.weights.group import BroadcastGroup, open_store
 from protocol.weights.wire import bucket_num_bytes
 from tests.benchmarks.push_server import MeasuredLine, peak_bytes, reset_peak
+from tests.fakes.policy_settings import small_policy_settings
 
 NUM_RANKS = 2
 _HOST = "127.0.0.1"
@@ -195,17 +196,4 @@ async def _each(calls: Any) -> Sequence[Any]:
 
 
 def _settings(task: RankTask) -> PolicySettings:
-    return PolicySettings(
-        model_dir=task.model,
-        dtype="float32",
-        zero_stage=task.zero_stage,
-        lr=1e-6,
-        betas=(0.9, 0.95),
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        warmup_steps=0,
-        total_steps=10,
-        min_lr_ratio=1.0,
-        schedule="constant",
-        seed=0,
-    )
+    return small_policy_settings(task.model, zero_stage=task.zero_stage, lr=1e-6)

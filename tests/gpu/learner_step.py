@@ -56,9 +56,9 @@ def show_deepspeed(machine: Machine) -> Finding:
     import torch
 
     from learner.models.policy import PolicyEngine
-    from learner.models.settings import PolicySettings
     from learner.models.world import join_world
     from learner.objectives.supervised import weighted_nll
+    from tests.fakes.policy_settings import small_policy_settings
     from tests.fakes.ports import free_port
     from tests.gpu.models import TINY, random_model, trajectories
 
@@ -68,19 +68,11 @@ def show_deepspeed(machine: Machine) -> Finding:
         join_world(0, 1, "127.0.0.1", free_port(), 60.0, None)
         micro_batch = trajectories(_LENGTHS, TINY.vocabulary)
         for stage in (0, 2, 3):
-            settings = PolicySettings(
-                model_dir=Path(folder),
+            settings = small_policy_settings(
+                Path(folder),
                 dtype="float32" if machine.device == "cpu" else "bfloat16",
-                zero_stage=stage,  # type: ignore[arg-type]
+                zero_stage=stage,
                 lr=1e-2,
-                betas=(0.9, 0.95),
-                weight_decay=0.0,
-                max_grad_norm=1.0,
-                warmup_steps=0,
-                total_steps=8,
-                min_lr_ratio=1.0,
-                schedule="constant",
-                seed=0,
             )
             engine = PolicyEngine(settings)
             results = [engine.step([micro_batch], weighted_nll, float(micro_batch.num_model_tokens)) for _ in range(8)]

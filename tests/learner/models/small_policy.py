@@ -11,6 +11,7 @@ from torch import Tensor
 from learner.models.gradient import Sums
 from learner.models.micro_batch import LearnerSample, MicroBatch
 from learner.models.settings import PolicySettings
+from tests.fakes.policy_settings import small_policy_settings
 
 LENGTHS = (5, 31, 12, 12, 24, 40, 9)
 VOCAB = 272
@@ -42,19 +43,8 @@ def loss(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[
 
 
 def settings(model: Path, zero_stage: Literal[0, 1, 2, 3]) -> PolicySettings:
-    return PolicySettings(
-        model_dir=model,
-        dtype="float32",
-        zero_stage=zero_stage,
-        lr=1e-3,
-        betas=(0.9, 0.95),
-        weight_decay=0.01,
-        max_grad_norm=1.0,
-        warmup_steps=2,
-        total_steps=10,
-        min_lr_ratio=0.1,
-        schedule="linear",
-        seed=0,
+    return small_policy_settings(
+        model, zero_stage=zero_stage, weight_decay=0.01, warmup_steps=2, min_lr_ratio=0.1, schedule="linear"
     )
 
 
