@@ -80,7 +80,7 @@ class DenseKind:
         self._form = form
 
     def recipe(self) -> Mapping[str, str | int | float]:
-        return {"encoder": self._encoder.name, "family": self._encoder.family, "faiss": self._form}
+        return {"encoder": self._encoder.identity(), "family": self._encoder.family, "faiss": self._form}
 
     def build(self, corpus: Corpus, scratch: Path | None = None) -> DenseIndex:
         """Return the index; blocks while it encodes. Progress is logged, finished parts are kept in scratch."""

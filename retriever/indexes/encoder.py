@@ -64,7 +64,8 @@ class Encoder:
         if not folder.is_dir():
             return self.name
         digest = blake3()
-        for file in sorted(folder.glob("*.json")) + sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin")):
+        kinds = {".json", ".safetensors", ".bin", ".txt", ".model"}  # with the tokenizer's vocabulary
+        for file in sorted(each for each in folder.iterdir() if each.suffix in kinds):
             digest.update(file.name.encode()).update_mmap(file)
         return digest.hexdigest()
 

@@ -22,7 +22,11 @@ def forget_user_modules() -> None:
     if not _first_modules:
         _first_modules.update(sys.modules)
     for name in list(_user_modules()):
-        del sys.modules[name]
+        module = sys.modules.pop(name)
+        # A folder without __init__.py stays, and `from FOLDER import NAME` would find the old module there.
+        folder, _, last = name.rpartition(".")
+        if folder in sys.modules and vars(sys.modules[folder]).get(last) is module:
+            delattr(sys.modules[folder], last)
     importlib.invalidate_caches()
 
 

@@ -1,7 +1,9 @@
 """A call's arguments, checked against the tool's schema: OpenAI's form, which is JSON Schema."""
 
+import ast
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from rollout.environments.base import ToolRefusal
@@ -16,10 +18,12 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 _MAX_DEPTH = 32
+_WORDS = {"true": True, "false": False, "none": None}
+_MAX_PYTHON = 100_000  # characters of a list or object in Python's form
 
 
 def fit_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments in the schema's types. A text that is JSON of the wanted type is parsed.
+    """Return the arguments in the schema's types. A text that is JSON or Python of the wanted type is parsed.
 
     schema: the tool's, {"type": "function", "function": {"parameters": ...}}. Checked are missing and unknown names
     and the types of the first level (`type`, or those in `anyOf` and `oneOf`). The tool checks everything else.
@@ -41,7 +45,7 @@ def fit_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> di
 
 
 def parse_texts(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments as the policy wrote them; a text that is JSON of the schema's other type is parsed.
+    """Return the arguments as the policy wrote them; a text that is JSON or Python of another wanted type is parsed.
 
     Some call formats carry texts only. Nothing else is checked: the tool gets everything that JSON can carry.
     Raises: ToolRefusal for other values.
@@ -83,13 +87,24 @@ def _fit(name: str, value: Any, wanted: Mapping[str, Any]) -> Any:
     if not all(kind in _TYPES for kind in kinds) or not kinds or any(_is_a(value, kind) for kind in kinds):
         return value
     if isinstance(value, str):
-        try:
-            parsed = json.loads(value)
-        except (ValueError, RecursionError):
-            parsed = value
-        if any(_is_a(parsed, kind) for kind in kinds):
-            return parsed
+        for parsed in _readings(value):
+            if any(_is_a(parsed, kind) for kind in kinds):
+                return parsed
+            if "integer" in kinds and isinstance(parsed, float) and parsed.is_integer():
+                return int(parsed)
     raise ToolRefusal(f"the argument {name[:100]} is not of the type {' or '.join(kinds)}")
+
+
+def _readings(text: str) -> Iterator[Any]:
+    """Yield the values that a text may stand for: JSON, then Python, in which Qwen3-Coder's template writes values."""
+    with suppress(ValueError, RecursionError):
+        yield json.loads(text)
+    word = text.strip().lower()
+    if word in _WORDS:
+        yield _WORDS[word]
+    elif word[:1] in ("[", "{") and len(text) <= _MAX_PYTHON:
+        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            yield json.loads(json.dumps(ast.literal_eval(text.strip())))
 
 
 def _kinds_of(wanted: Mapping[str, Any]) -> list[str]:

@@ -183,3 +183,14 @@ def test_content_hash_of_a_users_file_is_that_of_its_content_and_encoder(
         open_or_build(tmp_path / folder / "documents", corpus_file, "e5", options)
         hashes.append(content_hash(tmp_path / folder / "documents"))
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_index_is_built_again_for_another_encoder_in_the_same_folder(
+    tmp_path: Path, encoder: Path, corpus_file: Path
+) -> None:
+    options = IndexOptions(str(shutil.copytree(encoder, tmp_path / "encoder")))
+    for seed, was_built in ((0, True), (0, False), (1, True)):
+        if seed:
+            torch.manual_seed(seed)
+            BertModel(BertModel.from_pretrained(encoder).config).save_pretrained(tmp_path / "encoder")
+        assert open_or_build(tmp_path / "index", corpus_file, "e5", options)[2] is was_built

@@ -36,8 +36,19 @@ def test_text_that_is_the_json_of_its_type_becomes_that() -> None:
     assert fit_arguments({"text": "1", "maybe": None}, SCHEMA) == {"text": "1", "maybe": None}
 
 
+def test_text_in_the_form_of_python_becomes_its_type() -> None:
+    given = {"text": "None", "n": "3.0", "flag": "False", "list": "['a', None]", "maybe": "None"}
+    assert fit_arguments(given, SCHEMA) == {"text": "None", "n": 3, "flag": False, "list": ["a", None], "maybe": None}
+
+
 def test_whole_number_is_an_integer() -> None:
     assert fit_arguments({"text": "1", "n": 3.0}, SCHEMA) == {"text": "1", "n": 3}
+
+
+@pytest.mark.parametrize("value", ["[b'a']", "{1: {2}}", "[" * 9000, "__import__('os')", "[1e999]", "{[]: 1}"])
+def test_text_that_json_cannot_carry_does_not_become_a_list(value: str) -> None:
+    with pytest.raises(ToolRefusal):
+        fit_arguments({"text": "a", "list": value}, SCHEMA)
 
 
 def test_arguments_stay_as_they_were_written_but_for_texts_of_another_type() -> None:

@@ -40,11 +40,12 @@ def test_program_of_agents_is_a_function_of_a_file(tmp_path: Path) -> None:
 
 
 _GAME = """
+from edited_folder import rules
 from edited_reader import text
 class Game:
     stop = ()
     def __init__(self, resources): pass
-    async def reset(self, task): return "{version} " + text
+    async def reset(self, task): return "{version} " + text + " " + rules.text
     async def step(self, turn): ...
 """
 _TOOL = """
@@ -78,12 +79,14 @@ async def test_run_plays_users_files_as_they_are_now(
         return str(await made(Resources(1)).reset(Task("", None, {})))
 
     load_environment("single_turn")
+    (tmp_path / "edited_folder").mkdir()
     played = []
     for version in ("first", "second"):
         (tmp_path / "edited_game.py").write_text(_GAME.format(version=version))
         (tmp_path / "edited_reader.py").write_text(f"text = {version!r}\n")
+        (tmp_path / "edited_folder" / "rules.py").write_text(f"text = {version!r}\n")
         (tmp_path / "edited_tool.py").write_text(_TOOL.format(version=version))
         played.append(await play())
 
     each = ["first", "second"]
-    assert played == (each if kind == "verl_tools" else [f"{version} {version}" for version in each])
+    assert played == (each if kind == "verl_tools" else [f"{version} {version} {version}" for version in each])
