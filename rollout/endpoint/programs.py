@@ -38,28 +38,33 @@ class AgentPrograms:
         await asyncio.to_thread(self._thread.join, _END_S)
 
     async def _outcome(self, task: AgentTask) -> float | None:
+        """Return the program's reward. Raises: NeighbourError; CancelledError only when this task is cancelled."""
         contain_tasks()
         try:
             if inspect.iscoroutinefunction(self._program):
                 return _reward(await self._program(task))
             return _reward(await self._in_thread(task))
-        except asyncio.CancelledError:
-            raise
         except NeighbourError:
             raise
         except BaseException as error:  # a user's code may raise anything
-            raise NeighbourError(AGENT, describe_error(error), place_of(error)) from error
+            # A CancelledError of the program's own would cancel the future, and the sample would wait for its deadline.
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
+            raise _failure(error) from error
 
     async def _in_thread(self, task: AgentTask) -> Any:
         """Return a function's result. A thread that never ends does not keep the process alive."""
         result: Future[Any] = Future()
 
         def run() -> None:
-            result.set_running_or_notify_cancel()  # not cancelled from here on
+            if not result.set_running_or_notify_cancel():  # cannot be cancelled afterwards
+                return
             try:
                 result.set_result(self._program(task))
             except BaseException as error:  # a user's code may raise anything
-                result.set_exception(NeighbourError(AGENT, describe_error(error)))
+                failure = _failure(error)
+                failure.__cause__ = error
+                result.set_exception(failure)
 
         threading.Thread(target=run, name="agent", daemon=True).start()
         return await asyncio.wrap_future(result)
@@ -74,6 +79,17 @@ class AgentPrograms:
         finally:
             asyncio.set_event_loop(None)
             self._loop.close()
+
+
+def _failure(error: BaseException) -> NeighbourError:
+    """Return a program's exception as NeighbourError("agent"), with the user's line."""
+    return NeighbourError(AGENT, describe_error(error), place_of(error))
+
+
+def _is_cancelled() -> bool:
+    """Return whether the running task has been cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _reward(returned: Any) -> float | None:

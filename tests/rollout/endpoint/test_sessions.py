@@ -12,6 +12,7 @@ from openai import AsyncOpenAI
 
 from protocol.errors import NeighbourError
 from protocol.settings.run_spec import RunSpec
+from protocol.wire import messages as m
 from tests.rollout.endpoint.agents_scene import MESSAGES, agents_scene, taken
 from tests.rollout.server_stage import Stage, push
 
@@ -206,6 +207,27 @@ async def test_program_may_be_a_plain_function() -> None:
     async with agents_scene(program=program) as scene:
         scene.coordinator.lease("g")
         assert (await scene.trajectory("g")).facts.reward == 4.0
+
+
+async def test_failed_plain_function_is_reported_with_its_line() -> None:
+    def program(task: Any) -> float:
+        raise ValueError("no idea")
+
+    async with agents_scene(program=program) as scene:
+        scene.coordinator.lease("g")
+        failed = await scene.outcome("g")
+    line = f"{__file__}:{program.__code__.co_firstlineno + 1}"
+    assert isinstance(failed, m.SampleFailed)
+    assert (failed.detail, failed.place) == (f"ValueError: no idea ({line})", line)
+
+
+async def test_program_with_a_cancellation_of_its_own_has_failed_its_sample() -> None:
+    async def play(client: AsyncOpenAI) -> float:
+        raise asyncio.CancelledError
+
+    async with agents_scene(program=_program(play)) as scene:
+        scene.coordinator.lease("g")
+        assert (await scene.failure("g")).startswith("agent: CancelledError: ")
 
 
 async def test_program_that_raises_or_returns_no_number_has_failed_its_sample() -> None:
