@@ -40,11 +40,11 @@ class Histories:
             for call in reply.text.calls
         ]
         turn = {"role": "assistant", "content": reply.text.content, "tool_calls": calls}
-        earlier = request.messages[body.instructions is not None :]
-        self._by_id[_id(reply)] = [*earlier, *read_messages([turn])]
+        first = 0 if body.instructions is None else 1
+        self._by_id[_id(reply)] = [*request.messages[first:], *read_messages([turn])]
 
     def up_to(self, response: str | None) -> list[Message]:
-        """Return the messages up to a response; none for None. Raises: Refusal for another session's."""
+        """Return the messages up to a response's id; [] for None. Raises: Refusal for an id of another session."""
         if response is None:
             return []
         if response not in self._by_id:
@@ -85,16 +85,21 @@ def answer_responses(reply: TurnReply, body: ResponsesBody) -> bytes:
 
 
 def _messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return items as chat messages. The thought, the text and the calls of one turn become one message.
+    """Return items as chat messages. The thoughts, the text and the calls of one turn become one message.
 
+    A thought without a text or a call after it is a turn of its own.
     Raises: Refusal naming an item of another type.
     """
     messages: list[dict[str, Any]] = []
     thought = ""
     for place, item in enumerate(items):
         kind = item.get("type") or "message"
+        is_of_policy = kind in ("reasoning", "function_call") or (kind, item.get("role")) == ("message", "assistant")
+        if thought and not is_of_policy:
+            messages.append({"role": "assistant", "content": thought})
+            thought = ""
         if kind == "reasoning":
-            thought = _thought_of(item, f"input[{place}]")
+            thought += _thought_of(item, f"input[{place}]")
         elif kind == "function_call_output":
             content = read_content(item.get("output"), f"input[{place}].output")
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
@@ -115,6 +120,8 @@ def _messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             known = "message, function_call, function_call_output and reasoning"
             problem = f"input[{place}].type = {kind!r:.40} cannot be read here: only {known} can"
             raise Refusal(400, problem, f"input[{place}].type", "unsupported_value")
+    if thought:
+        messages.append({"role": "assistant", "content": thought})
     return messages
 
 
@@ -193,7 +200,8 @@ def _events(response: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             done = {"name": item["name"], "arguments": item["arguments"]}
             yield "response.function_call_arguments.done", {**at, **done}
         else:
-            (part,), at = item["content"], {**at, "content_index": 0}
+            (part,) = item["content"]
+            at["content_index"] = 0
             yield "response.content_part.added", {**at, "part": {**part, "text": ""}}
             yield "response.output_text.delta", {**at, "delta": part["text"], "logprobs": []}
             yield "response.output_text.done", {**at, "text": part["text"], "logprobs": []}

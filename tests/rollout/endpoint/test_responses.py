@@ -109,7 +109,16 @@ def test_thought_text_and_calls_of_a_turn_are_one_message() -> None:
         {"role": "assistant", "content": f"{said}So", "tool_calls": [rendered, rendered]}
     ]
     assert _read([thought, call]) == [{"role": "assistant", "content": said, "tool_calls": [rendered]}]
+    assert _read([thought, thought, text]) == [{"role": "assistant", "content": f"{said}{said}So"}]
     assert _read([text, text]) == [{"role": "assistant", "content": "So"}] * 2
+
+
+def test_thought_without_a_text_is_no_part_of_a_later_turn() -> None:
+    thought = {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "hm"}]}
+    question, answer = {"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}
+    alone = {"role": "assistant", "content": "<think>\nhm\n</think>\n\n"}
+    assert _read([question, thought, question, answer]) == [question, alone, question, answer]
+    assert _read([question, thought]) == [question, alone]
 
 
 def test_field_that_is_not_a_call_is_refused() -> None:
