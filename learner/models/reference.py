@@ -61,7 +61,10 @@ class ReferenceModel:
                 own[weight.name].copy_(weight.merge())
 
     def save_state(self, folder: Path) -> WrittenFiles:
-        """Write it as a model folder from rank 0; returns the files there. Raises: OSError when the disk refuses."""
+        """Write it as a model folder from rank 0; returns the files there.
+
+        Raises: OSError or SafetensorError when the disk refuses.
+        """
         return export_model(folder, self._settings.model_dir, self._model, lambda tensors: nullcontext(), Tensor.numel)
 
     @torch.no_grad()

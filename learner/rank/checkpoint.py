@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch.distributed as dist
+from safetensors import SafetensorError
 
 from learner.checkpoint.best import BestBy, keep_best
 from learner.checkpoint.folder import aside_folder, begin, publish, rotate, seal
@@ -47,8 +48,8 @@ class CheckpointWriter:
     ) -> None:
         """folder: the run's, on a disk that all ranks share. keep: number of valid checkpoints to keep.
 
-        best_by: order by which the best one is kept besides; None: none is. served_digest: returns on rank 0 the digest
-        of the weights that the rollout servers verified last, or "".
+        best_by: order that chooses one more checkpoint to keep, the best; None: only the newest are kept.
+        served_digest: returns on rank 0 the digest of the weights that the rollout servers verified last, or "".
         """
         self._roles = roles
         self._coordinator = coordinator
@@ -81,7 +82,7 @@ class CheckpointWriter:
         self._solo.do(f"publish {aside}", lambda report: self._publish(aside, step, report))
 
     def _write(self, aside: Path) -> WrittenFiles:
-        """Return this rank's files with tensors."""
+        """Return this rank's files with tensors. Raises: OperatorError when the disk refuses."""
         try:
             written = self._roles.save_state(aside / "state")
             failpoint("rank_checkpoint.after_state")
@@ -89,7 +90,7 @@ class CheckpointWriter:
             failpoint("rank_checkpoint.after_model")
             if dist.get_rank() == 0 and (self._folder / WANDB_ID).exists():
                 shutil.copyfile(self._folder / WANDB_ID, aside / WANDB_ID)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, SafetensorError) as error:
             raise OperatorError(
                 f"The checkpoint {aside} cannot be written: {error}. The earlier checkpoints are intact. "
                 "Make room, then run the same command again to resume from the newest."

@@ -52,7 +52,7 @@ def save_state(
     """Write the state of `weights`; return this rank's files, every world_size-th shard. Collective.
 
     digests: of KEY/NAME in memory. All files exist on returning.
-    Raises: OSError when the disk refuses.
+    Raises: OSError or SafetensorError when the disk refuses.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     folder.mkdir(parents=True, exist_ok=True)

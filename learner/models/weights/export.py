@@ -34,10 +34,12 @@ def export_model(
 ) -> WrittenFiles:
     """Write the model into `folder` from rank 0, with the other files of the model folder `source`. Collective.
 
-    Returns the files on rank 0, and nothing on other ranks.
+    Returns the files on rank 0, and nothing on other ranks. A tied head is not written: its config says that it is the
+    embedding.
 
-    gather: makes tensors whole while its context lasts; all ranks enter it together, shard by shard. A tied head is not
-    written: its config says that it is the embedding. Raises: OSError when the disk refuses.
+    gather: makes tensors whole while its context lasts; all ranks enter it together, shard by shard.
+    whole_numel: returns the number of a tensor's elements when it is whole.
+    Raises: OSError or SafetensorError when the disk refuses.
     """
     weights = weights_of(model)
     is_first = dist.get_rank() == 0
@@ -51,13 +53,13 @@ def export_model(
     index: dict[str, str] = {}
     total = 0
     for number, shard in enumerate(shards, 1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
         with gather([part for weight in shard for part in weight.parts]):
             if is_first:
                 whole = _on_disk(model, {weight.name: weight.merge().to("cpu") for weight in shard})
-                written[folder / name] = {name: digest_of_tensor(name, tensor) for name, tensor in whole.items()}
-                save_file(whole, folder / name, metadata={"format": "pt"})
-                index |= dict.fromkeys(whole, name)
+                written[folder / file] = {name: digest_of_tensor(name, tensor) for name, tensor in whole.items()}
+                save_file(whole, folder / file, metadata={"format": "pt"})
+                index |= dict.fromkeys(whole, file)
                 total += sum(tensor.nbytes for tensor in whole.values())
     if is_first and len(shards) > 1:
         body = {"metadata": {"total_size": total}, "weight_map": index}
