@@ -6,7 +6,6 @@ from learner.plan.shown import count_of
 from protocol.node.home import ClusterState
 from protocol.settings.settings import Settings
 
-_WITH_REWARDS = ("agents", "openrlhf_agent:")  # environments that give the rewards themselves
 _WITHOUT_REWARDS = ("single_turn", "search", "tools")  # bundled environments; a user's own may give rewards
 
 
@@ -30,7 +29,7 @@ def _rewards(settings: Settings, cluster: ClusterState | None) -> str:
     environment = settings.rollout.environment
     if settings.rewards.endpoints:
         return ", ".join(f"{endpoint.name} ({endpoint.url})" for endpoint in settings.rewards.endpoints)
-    if environment.startswith(_WITH_REWARDS):
+    if environment == "agents" or environment.startswith("openrlhf_agent:"):  # they give the rewards themselves
         return "the environment"
     if cluster is None:
         return "the cluster's reward server (start_cluster.sh --reward-scorer), because rewards.endpoints is empty"

@@ -101,7 +101,7 @@ class ChatTokens:
     def _encode_reply(self, messages: Messages, tools: list[dict[str, Any]], last_token: int) -> list[int]:
         """Return the tokens that the template writes between a turn of the assistant and the next one."""
         strings = list(_strings([messages, tools]))
-        turn_mark, name_mark = _marks_outside(strings)
+        turn_mark, name_mark = _marks_outside(strings, ENVIRONMENT)
         if any(self._names.occur_in(text) for text in strings):
             messages, tools = self._with_cut_strings([messages, tools], strings, name_mark, ENVIRONMENT)
         before: Messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": turn_mark}]
@@ -140,7 +140,7 @@ class ChatTokens:
         """Return a text's tokens without control tokens."""
         tokens = self._encode(text, ENVIRONMENT)
         if not self._control.isdisjoint(tokens):
-            mark = _mark_outside([text])
+            mark, _ = _marks_outside([text], ENVIRONMENT)
             tokens = self._in_pieces(self._names.cut(text, mark).split(mark), ENVIRONMENT)
         if self._control.isdisjoint(tokens):
             return tokens
@@ -154,7 +154,7 @@ class ChatTokens:
         the template's own names are whole.
         """
         strings = list(_strings([chat.messages, chat.tools]))
-        mark = _mark_outside(strings)
+        mark, _ = _marks_outside(strings, PROMPT)
         marked = Chat(*self._with_cut_strings([chat.messages, chat.tools], strings, mark, PROMPT))
         return self._in_pieces(str(self._render(marked, PROMPT, tokenize=False)).split(mark), PROMPT)
 
@@ -166,7 +166,8 @@ class ChatTokens:
         return _with_strings(value, cut.__getitem__)
 
     def _in_pieces(self, pieces: Sequence[str], boundary: str) -> list[int]:
-        # Hostile text repeats a name many times.
+        """Return the tokens of the pieces, each encoded alone."""
+        # Equal pieces are encoded once: hostile text repeats a name many times.
         tokens = {piece: self._encode(piece, boundary) for piece in dict.fromkeys(pieces) if piece}
         return [token for piece in pieces if piece for token in tokens[piece]]
 
@@ -221,17 +222,12 @@ def _shared_room(lengths: Sequence[int], room: int) -> list[int]:
     return kept
 
 
-def _mark_outside(texts: Sequence[str]) -> str:
-    """Return a character that no text contains."""
-    return _marks_outside(texts)[0]
-
-
-def _marks_outside(texts: Sequence[str]) -> tuple[str, str]:
-    """Return two characters that no text contains."""
+def _marks_outside(texts: Sequence[str], boundary: str) -> tuple[str, str]:
+    """Return two characters that no text contains. Raises: NeighbourError(boundary) when fewer are left."""
     free = (mark for mark in _MARKS if not any(mark in text for text in texts))
     if (first := next(free, None)) and (second := next(free, None)):
         return first, second
-    raise NeighbourError(PROMPT, f"its texts hold every one of the {len(_MARKS)} characters that Unicode leaves free")
+    raise NeighbourError(boundary, f"its texts use up the {len(_MARKS)} characters that Unicode leaves free")
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -34,6 +34,12 @@ ENDPOINT = {"rewards": {"endpoints": [{"name": "mine", "url": "http://127.0.0.1:
         ({}, cluster(no_reward=True), "the environment, because rewards.endpoints is empty and the cluster has no"),
         ({}, None, "the cluster's reward server (start_cluster.sh --reward-scorer), because rewards.endpoints is"),
         ({"rollout": {"environment": "openrlhf_agent:a.py"}}, cluster(), "the environment."),
+        ({"rollout": {"environment": "agents"}}, cluster(), "the environment."),
+        (
+            {"rollout": {"environment": "agents_of_mine:Game"}},
+            cluster(),
+            "the cluster's scorer exact_match, because rewards.endpoints is empty, unless the environment gives them",
+        ),
         (ENDPOINT, cluster(), "mine (http://127.0.0.1:9/)."),
     ],
 )

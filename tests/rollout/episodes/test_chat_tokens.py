@@ -289,3 +289,10 @@ def test_variables_of_the_template_are_rendered_between_turns_too_and_unknown_on
     for name in ("thinking", "add_generation_prompt"):
         with pytest.raises(SettingsError, match=f"chat_template_kwargs has {name}, which is not a variable of this"):
             ChatTokens(tokenizer, {name: False})
+
+
+def test_reply_that_leaves_no_character_free_is_the_environments_failure() -> None:
+    every = "".join(map(chr, range(0xE000, 0xF900)))
+    with pytest.raises(NeighbourError, match="use up the 6399 characters") as failed:
+        ChatTokens(byte_level()).reply([{"role": "tool", "content": every}], [], 5, 1000)
+    assert failed.value.boundary == "environment"
