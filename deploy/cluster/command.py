@@ -18,7 +18,7 @@ from deploy.node.service import is_healthy
 from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.node.home import read_cluster
 
-_NODES_S = 300.0
+_WAIT_NODES_S = 300.0  # default of wait-nodes
 _USAGE = {
     "stop": "[--now]    ends this node's part, after the attached run has saved; --now: at once",
     "status": "   shows this node's processes and their logs",
@@ -58,7 +58,7 @@ def exit_status(verb: Callable[[], None]) -> int:
     except OperatorError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except NeighbourError as error:  # Ray's process ended under `start --block`
+    except NeighbourError as error:  # Ray's process ended under `start --block`, or nodes did not join in time
         print(error, file=sys.stderr)
         return 1
     return 0
@@ -90,7 +90,7 @@ def _wait_nodes(arguments: Sequence[str]) -> None:
     with _cluster_connection():
         from deploy.cluster.keeper_client import await_nodes
 
-        await_nodes(int(arguments[0]), float(arguments[1]) if len(arguments) > 1 else _NODES_S)
+        await_nodes(int(arguments[0]), float(arguments[1]) if len(arguments) > 1 else _WAIT_NODES_S)
 
 
 def _healthy(arguments: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from protocol.settings.settings import Settings
 
 _CLUSTER = "the cluster"
 _JOIN = "have more nodes join (deploy/start_cluster.sh --join)"
+_STATE = "weights and optimizer"  # permanent GPU memory of a learner rank
 _GB = 1e9
 
 
@@ -73,13 +74,13 @@ def placing_shortages(
 
 
 def gpu_memory_shortages(processes: Processes, nodes: Sequence[Node], whole_on_each: str = "") -> list[Shortage]:
-    """Return the first node whose GPU is smaller than the permanent memory of a process.
+    """Return a shortage for the first node whose GPU is smaller than the permanent memory of a process, or none.
 
     nodes: the whole cluster; its largest GPU counts while the processes have no places.
     whole_on_each: model of the ranks that sharding does not make smaller: "reference"; "": there is none.
     """
     if processes.role == "learner rank":
-        state, cure = "weights and optimizer", "Raise learner.num_ranks or learner.zero_stage, or set learner.offload"
+        state, cure = _STATE, "Raise learner.num_ranks or learner.zero_stage, or set learner.offload"
     else:
         state, cure = "weights", "Raise rollout.tensor_parallel_size, or set placement.servers.gpus to 1"
     if whole_on_each:
@@ -95,7 +96,7 @@ def gpu_memory_shortages(processes: Processes, nodes: Sequence[Node], whole_on_e
 
 
 def host_memory_shortages(ranks: Processes, servers: Processes) -> list[Shortage]:
-    """Return the first node whose own memory is smaller than the share of its ranks and servers."""
+    """Return a shortage for the first node whose own memory is smaller than its ranks and servers need, or none."""
     of_rank = ranks.host_bytes if ranks.num_gpus else ranks.state_bytes
     of_server = servers.host_bytes if servers.num_gpus else servers.memory_bytes
     num_ranks, num_servers = (Counter(map(id, roles.places)) for roles in (ranks, servers))
@@ -116,7 +117,7 @@ def host_memory_shortages(ranks: Processes, servers: Processes) -> list[Shortage
 
 
 def loading_shortages(ranks: Processes) -> list[Shortage]:
-    """Return the node of rank 0 when its memory is smaller than the whole model, which rank 0 reads there."""
+    """Return a shortage when the node of rank 0 has less memory than the whole model, which rank 0 reads there."""
     first = ranks.places[0]
     if first.host_bytes is None or ranks.loading_bytes <= first.host_bytes:
         return []
@@ -126,9 +127,10 @@ def loading_shortages(ranks: Processes) -> list[Shortage]:
 
 
 def shared_device_shortages(ranks: Processes, servers: Processes) -> list[Shortage]:
-    """Return where ranks and servers that take turns do not fit on a GPU, or in the host's memory between turns.
+    """Return shortages for the first node whose GPU, and the first whose memory, cannot hold both ranks and servers.
 
-    A push has both on the GPU. ranks.host_bytes: the offloaded part, always in the host's memory.
+    A push has both on the GPU; between turns one of them is in the host's memory. ranks.host_bytes: the offloaded part,
+    always in the host's memory.
     """
     role, split = f"{ranks.role}s and {servers.role}s that share devices", "placement.devices to split"
     on_card = ranks.state_bytes + servers.state_bytes
@@ -136,12 +138,9 @@ def shared_device_shortages(ranks: Processes, servers: Processes) -> list[Shorta
     for node in ranks.places if ranks.num_gpus else ():
         on_host = (on_card + ranks.host_bytes) * ranks.places.count(node)
         if node.gpu_bytes is not None and on_card > node.gpu_bytes:
-            needs, has = (
-                f"{on_card / _GB:.1f} GB of weights and optimizer on each GPU",
-                f"{node.gpu_bytes / _GB:.0f} GB",
-            )
+            needs, has = f"{on_card / _GB:.1f} GB of {_STATE} on each GPU", f"{node.gpu_bytes / _GB:.0f} GB a GPU"
             cure = f"Set learner.offload to optimizer, or {split}"
-            found.setdefault("card", Shortage(role, needs, node.node_ip, f"{has} a GPU", cure))
+            found.setdefault("card", Shortage(role, needs, node.node_ip, has, cure))
         if node.host_bytes is not None and on_host > node.host_bytes:
             needs, has = f"{on_host / _GB:.0f} GB of host memory between turns", f"{node.host_bytes / _GB:.0f} GB"
             found.setdefault("host", Shortage(role, needs, node.node_ip, has, f"Set {split}"))

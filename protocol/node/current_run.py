@@ -18,8 +18,8 @@ from protocol.node.home import sluice_home
 from protocol.node.identity import machine_name, process_space
 from protocol.waits import until
 
-# Readers hold the lock for microseconds.
-_READERS_S = 1.0
+# A reader holds the lock for microseconds, so a lock that stays taken for a second is another run's.
+_LOCK_WITHIN_S = 1.0
 _RETRY_S = 0.02
 
 
@@ -49,7 +49,7 @@ def using_cluster(run_id: str, folder: Path) -> Iterator[None]:
     Blocks for at most a second. Raises: OperatorError naming the run that uses it, or when SLUICE_HOME is read-only.
     """
     with _open_lock() as file:
-        if not any(try_lock(file.fileno()) for _ in until(_READERS_S, _RETRY_S)):
+        if not any(try_lock(file.fileno()) for _ in until(_LOCK_WITHIN_S, _RETRY_S)):
             raise OperatorError(refusal(_parse(file)))
         mine = CurrentRun(
             run_id=run_id,
@@ -87,6 +87,18 @@ def current_run() -> CurrentRun | None:
         raise _cannot_be_opened(error) from None
     with _open_lock() as file:
         return None if try_lock(file.fileno(), is_shared=True) else _parse(file)
+
+
+def refusal(other: CurrentRun | None) -> str:
+    """Return the error message for a second run. other: the run that uses the cluster; None: unknown."""
+    if other is None:
+        return "Another run is using this cluster. Wait for its end."
+    of_machine, there = ("", "") if other.pid_here is not None else (f" of {other.machine}", " there")
+    return (
+        f"The run {other.run_id} is using this cluster (process {other.pid}{of_machine}, folder {other.folder}). Wait "
+        f"for its end, end it with python -m deploy.runs stop{there}, or give SLUICE_HOME and ports of its own to a "
+        "second cluster."
+    )
 
 
 def log_of_run(name: str) -> Path:
@@ -135,15 +147,3 @@ def _parse(file: TextIO) -> CurrentRun | None:
         return CurrentRun.model_validate_json(file.read())
     except ValidationError:
         return None
-
-
-def refusal(other: CurrentRun | None) -> str:
-    """Return the error message for a second run. other: the run that uses the cluster; None: unknown."""
-    if other is None:
-        return "Another run is using this cluster. Wait for its end."
-    of_machine, there = ("", "") if other.pid_here else (f" of {other.machine}", " there")
-    return (
-        f"The run {other.run_id} is using this cluster (process {other.pid}{of_machine}, folder {other.folder}). Wait "
-        f"for its end, end it with python -m deploy.runs stop{there}, or give SLUICE_HOME and ports of its own to a "
-        "second cluster."
-    )

@@ -81,8 +81,9 @@ class EndpointScorer:
         return (await self._call([request]))[0]
 
     async def check(self, row: ScoreRequest | None = None) -> None:
-        """Request a reward once. row: a data row with a response; None: a made-up one, which a service may refuse.
+        """Request one reward; a 500 for a data row is retried once.
 
+        row: a data row with a response; None: a made-up one, which a service may refuse.
         Raises: NeighbourError with the remedy.
         """
         probe = row or _MADE_UP
@@ -132,7 +133,8 @@ def check_label(label: Any) -> None:
 def body_of(requests: Sequence[ScoreRequest]) -> bytes:
     """Return the JSON body. `columns` is present only if a row has other columns.
 
-    Column values that JSON cannot represent are omitted; NaN, a missing number, becomes null.
+    Column values that JSON cannot represent are omitted, and become null inside lists. NaN, a missing number, becomes
+    null.
     """
     body: dict[str, Any] = {
         "query": [request.prompt + request.response for request in requests],

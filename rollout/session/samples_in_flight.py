@@ -33,7 +33,7 @@ class SampleAttachment(Protocol):
         """Return a listener of the sample's turns, or None."""
 
     def on_end(self, sample: SampleTask) -> None:
-        """Called when a sample has ended."""
+        """Called when a sample has ended, but not for an attempt that a newer one of the same sample replaced."""
 
     def on_message(self, message: m.Message) -> None:
         """Called with each message of the coordinator."""

@@ -23,7 +23,7 @@ _PUSH_AGAIN_AFTER_S = 3.0
 
 
 class CurrentStep:
-    """`step`, `policy_version`: of the last step that ended. batch: the running step. detail: the state for people."""
+    """The last finished step and the running one, with the ranks that wait for their shares."""
 
     def __init__(
         self,
@@ -35,15 +35,16 @@ class CurrentStep:
         last_step: int,
         policy_version: int,
     ) -> None:
-        self.step = last_step
-        self.policy_version = policy_version
-        self.batch: StepBatch | None = None
+        """last_step, policy_version: of the resumed checkpoint, or of a new run."""
+        self.step = last_step  # last step that ended
+        self.policy_version = policy_version  # policy version after that step
+        self.batch: StepBatch | None = None  # running step; None: between steps
         # Versions of servers that get leases: [v], or [v, v + 1] while a step runs, because rank 0 pushes v + 1 before
         # it reports the step. With older weights a sample would start stale. Newer ones are of a lost start, on a
         # server that this start has not synced yet.
         self.leasable_versions = range(policy_version, policy_version + 1)
-        self.detail = "starting"
-        self.stop_reason: str | None = None
+        self.detail = "starting"  # what the run does or waits for, shown to users
+        self.stop_reason: str | None = None  # reason to end the run before its last step
         self._settings = settings
         self._groups = groups
         self._window = window
@@ -52,8 +53,8 @@ class CurrentStep:
         self._mailbox = accounts.mailbox
         self._counts = accounts.counts
         self._health = HealthWatch(settings.health)
-        self._waiting: dict[int, tuple[str, m.NextBatch, float]] = {}
-        self._lacking_since: float | None = None
+        self._waiting: dict[int, tuple[str, m.NextBatch, float]] = {}  # rank -> (peer, question, time of arrival)
+        self._lacking_since: float | None = None  # time since which no server has the weights
 
     @property
     def unhealthy_reason(self) -> str | None:
@@ -72,8 +73,8 @@ class CurrentStep:
     def answer_ranks(self, servers: Servers, now: float) -> None:
         """Send every waiting rank its share, or the end of the run, or after a second the request to ask again.
 
-        While a step's line is held back, ranks get neither a share nor the end: a rank that did would wait for the
-        others in a collective. The step's push leaves out the servers without a connection.
+        No step begins while a step's line is held back, and a run that is not stopped does not end. The step's push
+        leaves out the servers without a connection.
         """
         waits_for = None if self._lines.held is None else self._lines.settle()
         if waits_for is not None:
@@ -141,6 +142,10 @@ class CurrentStep:
         return f"{len(awaited)} groups on {', '.join(sorted(servers))}"
 
     def _has_ended(self, step: int) -> bool:
+        """Return whether a rank that asks for `step` gets the end: the run is stopped, or all its steps are done.
+
+        A held line delays the end, because it must be written. A stopped run waits only for the line of the last step.
+        """
         last, held = self._settings.run.max_steps, self._lines.held
         if self.batch is not None or (held is not None and (not self.stop_reason or held.step >= last)):
             return False

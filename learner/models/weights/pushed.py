@@ -10,7 +10,7 @@ from torch import Tensor
 from learner.models.weights.named_weights import Weight, as_on_disk, shapes_on_disk, weights_of
 from protocol.weights.wire import Bucket, TensorMeta, cut_into_runs
 
-_Run = list[tuple[Weight, tuple[TensorMeta, ...]]]
+_Source = tuple[Weight, tuple[TensorMeta, ...]]  # a weight in memory, and its tensors on the wire
 Gather = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
 
 _GATHERED_BYTES = 4 << 20  # size of the weights that are gathered at once
@@ -34,28 +34,26 @@ class PushedWeights:
         would send tokens to other experts.
         """
         self._model, self._gather = model, gather
-        sources = []
+        sources: list[_Source] = []
         for weight in weights_of(model):
             shapes = shapes_on_disk(model, weight, shape_of)
             own = str(weight.parts[0].dtype).removeprefix("torch.")
             sent = own if dtype is None or weight.is_buffer else dtype
             sources.append((weight, tuple(TensorMeta(name, sent, shape) for name, shape in shapes.items())))
-        self._runs: list[_Run] = cut_into_runs(
-            sources, lambda source: sum(meta.num_bytes for meta in source[1]), bucket_bytes
-        )
+        self._buckets = cut_into_runs(sources, _num_bytes, bucket_bytes)
 
     @property
     def plan(self) -> tuple[Bucket, ...]:
-        """The buckets on the wire. The parts of one tensor in memory are in one bucket."""
-        return tuple(tuple(meta for _, metas in run for meta in metas) for run in self._runs)
+        """The buckets on the wire: a tuple of tensors each. All parts of one tensor in memory are in one bucket."""
+        return tuple(tuple(meta for _, metas in bucket for meta in metas) for bucket in self._buckets)
 
     def buckets(self, *, is_sender: bool) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """Yield each bucket's tensors by name, on rank 0 (is_sender). Collective.
+        """Yield each bucket's tensors by name on the sender (rank 0), and an empty bucket on other ranks. Collective.
 
         Tensors are gathered while they are taken. Use each before the next: a bucket is never whole in memory.
         """
-        for run in self._runs:
-            tensors = self._tensors(run, is_sender)
+        for bucket in self._buckets:
+            tensors = self._tensors(bucket, is_sender)
             if is_sender:
                 yield tensors
             for _ in tensors:  # the other ranks gather tensors that were not taken, too
@@ -63,9 +61,14 @@ class PushedWeights:
             if not is_sender:
                 yield iter(())
 
-    def _tensors(self, run: _Run, is_sender: bool) -> Iterator[tuple[str, Tensor]]:
-        for few in cut_into_runs(run, lambda source: sum(meta.num_bytes for meta in source[1]), _GATHERED_BYTES):
+    def _tensors(self, bucket: Sequence[_Source], is_sender: bool) -> Iterator[tuple[str, Tensor]]:
+        for few in cut_into_runs(bucket, _num_bytes, _GATHERED_BYTES):
             with self._gather([part for weight, _ in few for part in weight.parts]):
                 for weight, metas in few if is_sender else ():
                     found = as_on_disk(self._model, {weight.name: weight.merge()})
                     yield from ((meta.name, found[meta.name].to(getattr(torch, meta.dtype))) for meta in metas)
+
+
+def _num_bytes(source: _Source) -> int:
+    """Return the size of a weight on the wire."""
+    return sum(meta.num_bytes for meta in source[1])

@@ -24,7 +24,7 @@ _HASH_LENGTH = 128
 
 
 class HttpEndpoint:
-    """Makes calls and single attempts."""
+    """Posts to one URL: `call` retries by the policy, `attempt` posts once."""
 
     def __init__(self, url: str, headers: Mapping[str, str], policy: HttpPolicy, max_concurrency: int) -> None:
         self.url = url
@@ -75,8 +75,8 @@ class HttpEndpoint:
     ) -> _T:
         """Post body once and return `read(reply)`. key: sent as Idempotency-Key.
 
-        Waits for a free slot and for the breaker. `limit` is paused meanwhile and during a trial, because the request
-        did not cause the queue or the outage.
+        Waits for a free slot and for the breaker. `limit`, the call's deadline, is paused meanwhile and during a trial,
+        because the request did not cause the queue or the outage.
         Raises: AttemptFailed, also when `read` raises BodyError; BreakerOpen at an open breaker unless `waits`.
         """
         with paused_deadline(limit) as resume:
@@ -98,7 +98,7 @@ class HttpEndpoint:
         await self._pool.close()
 
     def _judge(self, failure: AttemptFailed) -> None:
-        """Record the failure; it is free if the service fails other requests too."""
+        """Record the failure, and set whether it counts as an attempt: not while other requests fail too."""
         is_outage = failure.kind.value.is_free_in_outage
         self._outages.append(is_outage)
         num = len(self._outages)

@@ -103,7 +103,7 @@ def test_lock_can_be_read_by_its_owner_alone(home: Path) -> None:
 
 
 def test_run_that_comes_while_somebody_asks_is_not_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.node.current_run._READERS_S", 30.0)  # the one who asks may be kept waiting for a core
+    monkeypatch.setattr("protocol.node.current_run._LOCK_WITHIN_S", 30.0)  # the reader may wait for a core
     use()
     asking = subprocess.Popen(
         [sys.executable, "-c", "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_SH); "
