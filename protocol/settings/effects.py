@@ -87,6 +87,21 @@ _USES = (
         ("learner.lr_warmup_steps", "learner.lr_warmup_ratio", "learner.min_lr_ratio"),
         "learner.lr is 0. Set it, or remove the schedule.",
     ),
+    _Use(
+        lambda settings: settings.learner.lr_schedule != "constant",
+        ("learner.min_lr_ratio",),
+        "learner.lr_schedule = constant keeps the peak. Set it to linear or cosine, or remove the ratio.",
+    ),
+    _Use(
+        lambda settings: settings.policy.lora.rank > 0,
+        ("policy.lora.alpha", "policy.lora.targets"),
+        "policy.lora.rank is 0, so that the whole model is trained. Set the rank, such as 16, or remove it.",
+    ),
+    _Use(
+        lambda settings: bool(settings.sampling.reshaping),
+        ("sampling.only_eval",),
+        "no setting of sampling changes the distribution. Set one, such as sampling.top_p, or remove it.",
+    ),
 )
 
 
@@ -136,6 +151,12 @@ def describe_surprises(settings: "Settings") -> list[str]:
         surprises.append(
             f"critic.warmup_steps = {warmup} and run.max_steps = {last}: the critic alone is trained, and the policy "
             "stays as it is. To train the policy too, set run.max_steps above critic.warmup_steps."
+        )
+    num_steps = last - (warmup if ADVANTAGES_OF_TOKENS.get(learner.advantage or "", False) else 0)
+    if 0 < num_steps < learner.lr_warmup_steps:
+        surprises.append(
+            f"learner.lr_warmup_steps = {learner.lr_warmup_steps} is longer than the policy's {num_steps} steps: its "
+            f"learning rate ends at {num_steps / learner.lr_warmup_steps:.2g} of learner.lr."
         )
     if (quantization := settings.rollout.engine_args.get("quantization")) is not None:
         surprises.append(

@@ -62,6 +62,7 @@ def test_policy_as_a_critic_has_a_head_of_zeros(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
+        ({"output.weight": HEAD}, r"it has the tensors output\.weight, and one head named score"),
         ({"gate.weight": HEAD}, r"it has the tensors gate\.weight, and one head named score, value_head"),
         (
             {"score.weight": HEAD, "v_head.weight": HEAD.clone()},

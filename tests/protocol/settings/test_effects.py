@@ -32,6 +32,13 @@ _NO_CRITIC = "has no effect: learner.advantage has no critic"
         ({"data": {"curriculum": {"every": 8}}}, "data.curriculum.every = 8 has no effect"),
         ({"learner": {"lr": 0.0, "lr_warmup_steps": 10}}, "learner.lr_warmup_steps = 10 has no effect"),
         (
+            {"learner": {"lr_schedule": "constant", "min_lr_ratio": 0.5}},
+            "learner.min_lr_ratio = 0.5 has no effect: learner.lr_schedule = constant keeps the peak",
+        ),
+        ({"policy": {"lora": {"alpha": 16.0}}}, "policy.lora.alpha = 16.0 has no effect: policy.lora.rank is 0"),
+        ({"policy": {"lora": {"targets": ["q_proj"]}}}, "has no effect: policy.lora.rank is 0"),
+        ({"sampling": {"only_eval": True}}, "sampling.only_eval = true has no effect"),
+        (
             {"learner": {"loss": "cispo", "dual_clip": 5.0}},
             "learner.dual_clip = 5.0 has no effect: learner.loss = cispo does not read it. Remove it, or set "
             "learner.loss to one of ppo.",
@@ -95,6 +102,10 @@ def test_setting_with_effect_is_accepted(sections: dict[str, Any]) -> None:
         (
             {"run": {"max_steps": 4}, "learner": {"recipe": "ppo"}, "critic": {"warmup_steps": 4}},
             "critic.warmup_steps = 4 and run.max_steps = 4: the critic alone is trained",
+        ),
+        (
+            {"run": {"max_steps": 100}, "learner": {"lr_warmup_steps": 400}},
+            "learner.lr_warmup_steps = 400 is longer than the policy's 100 steps: its learning rate ends at 0.25",
         ),
         ({"rollout": {"engine_args": {"quantization": "fp8"}}}, "quantization = fp8: servers sample from rounded"),
     ],
