@@ -8,6 +8,7 @@ its JSON text, or an object with it as `ground_truth`:
     ["assert f(1) == 2", ..], one text, or {"tests": ..}                 statements after the code
     {"test": "def check(candidate): ..", "entry_point": "f"}             HumanEval's form
 
+Names that judges of such tests import before the code are there too, such as List, deque and math.
 Code and test run in different processes (`code_judge`): statements can call functions and methods of the code with
 plain values. A test that passes functions to the code fails.
 """
@@ -18,6 +19,7 @@ import json
 import math
 import re
 import secrets
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,18 @@ _PYTHON = ("python", "python3", "py")
 _MAX_TESTS = 256
 _FRESH_S = 0.5
 _WALL_PER_CPU = 3.0
+# Judges of APPS, TACO and LiveCodeBench import these before the code, and the interpreter of the sandbox has no exit().
+_USUAL = {
+    "typing": "Any Callable Dict Iterable List Optional Set Tuple Union",
+    "collections": "Counter OrderedDict defaultdict deque",
+    "functools": "cache cmp_to_key lru_cache reduce",
+    "itertools": "accumulate chain combinations permutations product",
+    "heapq": "heapify heappop heappush heapreplace nlargest nsmallest",
+    "bisect": "bisect_left bisect_right insort",
+    "math": "ceil comb factorial floor gcd inf sqrt",
+    "sys": "exit",
+}
+_USUAL_MODULES = (*_USUAL, "datetime", "random", "re", "string")
 _JUDGE = Path(__file__).with_name("code_judge.py").read_text()
 
 
@@ -73,6 +87,7 @@ class CodeScorer:
         code = code_of(sample.text)
         if code is None:
             return Score(0.0, 0.0, {"has_code": 0.0})
+        code = with_usual_names(code)
         outcomes = [await self._outcome(code, cases[0])]
         if outcomes[0] != "limit":
             tests = [asyncio.ensure_future(self._outcome(code, case)) for case in cases[1:]]
@@ -124,7 +139,25 @@ def code_of(response: str) -> str | None:
     blocks: list[tuple[str, str]] = _BLOCK.findall(response)
     python = [code for language, code in blocks if language.lower() in _PYTHON]
     unnamed = [code for language, code in blocks if not language]
-    return next(reversed(python or unnamed), None)
+    found = next(reversed(python or unnamed), None)
+    return None if found is None else textwrap.dedent(found)  # a block in a list is indented
+
+
+def with_usual_names(code: str) -> str:
+    """Return the code after the imports of usual names in it. A name that the code itself binds is its own.
+
+    Example: `List` in the code gives `from typing import List` before it.
+    """
+    if "from __future__" in code:  # must come first
+        return code
+    words = set(re.findall(r"\w+", code))
+    lines = [f"import {module}" for module in _USUAL_MODULES if module in words]
+    for module, names in _USUAL.items():
+        if used := [name for name in names.split() if name in words]:
+            lines.append(f"from {module} import {', '.join(used)}")
+    if "quit" in words:
+        lines.append("from sys import exit as quit")
+    return "; ".join(lines) + "\n" + code if lines else code
 
 
 def cases_of(label: Any, index: int) -> list[Case]:

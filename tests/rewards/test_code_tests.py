@@ -217,6 +217,25 @@ def test_last_block_of_python_is_the_code() -> None:
     assert code_of("```c++\nf;\n```") is None
 
 
+def test_block_in_a_list_is_code_too() -> None:
+    assert code_of("1. Add:\n   ```python\n   def f():\n       return 1\n   ```") == "def f():\n    return 1\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "label"),
+    [
+        ("class Solution:\n    def f(self, a: List[int]): return a",
+         {"inputs": [[[1]]], "outputs": [[1]], "fn_name": "f"}),
+        ("queue = deque(input().split())\nprint(math.floor(sqrt(float(queue.pop()))))\nexit()",
+         {"inputs": ["4"], "outputs": ["2"]}),
+        ("from __future__ import annotations\ndef f(a: List[int]): return a", ["assert f([1]) == [1]"]),
+        ("def cache(): return 1\ndef f(): return cache()", ["assert f() == 1"]),
+    ],
+)  # fmt: skip
+async def test_code_needs_no_import_of_names_that_judges_import(sandbox: Sandbox, code: str, label: Any) -> None:
+    assert (await _scored(sandbox, code, label)).reward == 1.0
+
+
 def test_lines_of_a_label_may_be_a_list() -> None:
     assert cases_of({"inputs": [["3", 4]], "outputs": [["9"]]}, 0) == [Case("3\n4", prints="9")]
 
