@@ -58,7 +58,8 @@ def make_own(auto_class: Any, config: Any, device: torch.device, **options: Any)
 
 def share_weights(own: Any, other: Any) -> None:
     """Make the other model use the weights and buffers of the first. Raises: KeyError when they differ in names."""
-    parameters, buffers = dict(own.named_parameters()), dict(own.named_buffers())
+    parameters = dict(own.named_parameters())
+    buffers = dict(own.named_buffers(remove_duplicate=False))  # rotary embeddings may have one under two names
     for name, parameter in other.named_parameters():
         parameter.data = parameters[name].data
     for name, buffer in other.named_buffers():

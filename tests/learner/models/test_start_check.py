@@ -52,6 +52,17 @@ def test_chunks_in_the_mask_are_refused_for_texts_longer_than_a_chunk(num_tokens
     assert outcome_of(compare(config, "language model", num_tokens)) == outcome
 
 
+@pytest.mark.parametrize(("num_tokens", "outcome"), [(24, EXACT), (60, ALONE)])
+def test_positions_of_a_long_trajectory_change_those_beside_it_past_the_first_length(
+    num_tokens: int, outcome: str
+) -> None:
+    num_factors = _BASE["hidden_size"] // _BASE["num_attention_heads"] // 2
+    scaling = {"rope_type": "longrope", "short_factor": [1.0] * num_factors, "long_factor": [4.0] * num_factors}
+    given = {**_BASE, "original_max_position_embeddings": 32, "rope_scaling": scaling, "pad_token_id": 0}
+    config = transformers.Phi3Config(**given)
+    assert outcome_of(compare(config, "language model", num_tokens)) == outcome
+
+
 def test_threshold_that_is_called_jitter_makes_another_function_without_it() -> None:
     given = {**_BASE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
     found = compare(transformers.PhimoeConfig(**given), "language model", 24)
