@@ -13,7 +13,7 @@ from protocol.settings.evaluation import HealthSettings
 
 Line = Mapping[str, float]
 
-# Key that HealthWatch adds to a line: the median of kl_stale over the steps before, once it knows enough of them.
+# Key that HealthWatch adds to a line: the median of kl_stale over the sound steps before, once it knows enough of them.
 _USUAL_KL_STALE = "usual_kl_stale"
 _NUM_USUAL, _NUM_NEEDED = 50, 10
 
@@ -133,14 +133,14 @@ class HealthWatch:
             elif rule.figure in line:
                 self._num_broken.pop(name, None)
                 self.active.pop(name, None)
+        if "kl_stale" in line and "kl_stale" not in broken:  # an alarm does not end because its value became usual
+            self._kl_stale.append(line["kl_stale"])
         return begun
 
     def _with_usual(self, line: Line) -> Line:
-        """Return the line with the run's own usual value, and remember the line's."""
+        """Return the line with the run's own usual value."""
         is_known = len(self._kl_stale) >= _NUM_NEEDED
         usual = {_USUAL_KL_STALE: median(self._kl_stale)} if is_known else {}
-        if "kl_stale" in line:
-            self._kl_stale.append(line["kl_stale"])
         return {**line, **usual}
 
     @property

@@ -103,6 +103,13 @@ def test_kl_of_stale_samples_is_compared_with_the_runs_own_usual_value(
     assert set(watch.active) == alarms
 
 
+def test_alarm_of_an_unusual_value_lasts_as_long_as_the_value() -> None:
+    watch = HealthWatch(HealthSettings())
+    for kl in [0.004] * 20 + [0.2] * 100:
+        watch.take({"kl_stale": kl})
+    assert set(watch.active) == {"kl_stale"}
+
+
 def test_a_run_ends_only_when_that_is_asked_for() -> None:
     for stop_after, expected in ((0, False), (4, True), (5, False)):
         watch = HealthWatch(HealthSettings(patience=2, stop_after=stop_after))
