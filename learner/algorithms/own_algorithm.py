@@ -66,6 +66,7 @@ def _join_shapes(shapes: list[Any]) -> str:
     return " and ".join(str(shape) for shape in shapes)
 
 
+@cache  # one module for all functions of a file: they share its variables
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path.resolve()}. Give the path of a Python file.")

@@ -63,12 +63,13 @@ class WandbLog:
         """Send the queued lines and end the page; waits `timeout_s` at most."""
         if not self._thread.is_alive():
             return
+        deadline = time.monotonic() + timeout_s
         try:
             self._lines.put(None, timeout=timeout_s)
         except queue.Full:
             self._warn(f"{_MAX_WAITING} lines wait to be sent")
             return
-        self._thread.join(timeout_s)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             self._warn(f"it did not end within {timeout_s:g} s")
 

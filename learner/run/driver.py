@@ -151,9 +151,10 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
         except StoppedAtStart:
             ended = "Stopped before the first step."
         except RefusedCheckpointError as error:
-            attempt.end()
             if has_refused:  # two corrupt ones in a row are improbable: the models or the settings have changed
+                _end_attempt(attempt)
                 raise
+            attempt.end()
             has_refused = True
             set_refused_aside(start, error)
             start = _restart(context, start, error)

@@ -7,6 +7,8 @@ import torch
 
 from learner.algorithms.advantages.advantage import Advantage
 from learner.algorithms.by_name import Algorithm, algorithm_of
+from learner.algorithms.losses.policy_loss import PolicyLoss
+from learner.algorithms.own_algorithm import load_own
 from protocol.errors import SettingsError
 from protocol.settings.learner import LearnerSettings
 
@@ -64,6 +66,11 @@ def test_functions_of_a_file_are_an_advantage_a_loss_and_a_correction(own: str) 
     assert found.loss.of_tokens(torch.ones(1), torch.ones(1), torch.ones(1), (1,), found.clip)[0].tolist() == [-1.0]
     assert found.correction.is_weighted
     assert found.band == found.correction.band
+
+
+def test_functions_of_a_file_share_its_variables(own: str) -> None:
+    advantage = load_own("learner.advantage", f"{own}:doubled", Advantage)
+    assert advantage.__globals__ is load_own("learner.loss", f"{own}:plain", PolicyLoss).__globals__
 
 
 def test_records_of_a_file_say_what_else_they_are(own: str) -> None:

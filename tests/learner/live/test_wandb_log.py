@@ -2,7 +2,12 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
+
+from learner.live import wandb_log
 
 _RECORD = """
 import sys, time
@@ -55,3 +60,14 @@ def test_wandb_log_warns_once_and_ends_when_there_is_no_key(tmp_path: Path) -> N
 def test_wandb_is_imported_only_when_asked_for() -> None:
     code = "import learner.live.wandb_log, sys; sys.exit('wandb' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=240).returncode == 0
+
+
+def test_close_of_a_full_queue_waits_no_longer_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb_log, "_MAX_WAITING", 1)
+    slow = [1.0, 5.0]  # seconds before the queue has room, and after
+    monkeypatch.setattr(wandb_log.WandbLog, "_send_all", lambda log: [(time.sleep(s), log._lines.get()) for s in slow])
+    log = wandb_log.WandbLog("sluice-test", "a-run", {}, tmp_path)
+    log.log({"step": 0})
+    began = time.monotonic()
+    log.close(1.5)
+    assert time.monotonic() - began < 2.2  # a full limit for the queue and one for the thread would be 2.5

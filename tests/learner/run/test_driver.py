@@ -23,6 +23,7 @@ class Attempt:
     deaths = 0
     launched = 0
     ending: list[Exception] = []  # noqa: RUF012  # errors of the first watches, in order
+    detached = 0
 
     def __init__(self, context: Any, start: RunStart) -> None:
         self.context = context
@@ -38,7 +39,7 @@ class Attempt:
         return "Done."
 
     def detach_servers(self) -> None:
-        pass
+        Attempt.detached += 1
 
     def end(self) -> None:
         pass
@@ -50,6 +51,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(driver, "describe_cluster_loss", lambda cluster: None)
     monkeypatch.setattr(driver, "_restart", lambda context, start, error: start)
     monkeypatch.setattr(Attempt, "launched", 0)
+    monkeypatch.setattr(Attempt, "detached", 0)
     settings = SimpleNamespace(run=SimpleNamespace(max_restarts=3))
     context: Any = SimpleNamespace(settings=settings, copies=None, cluster=None)
 
@@ -94,7 +96,7 @@ def test_second_checkpoint_that_is_refused_ends_the_run_with_the_others_in_place
     refused = [RefusedCheckpointError(f"step {step}") for step in (9, 6, 3)]
     with pytest.raises(RefusedCheckpointError, match="step 6"):
         run(SimpleNamespace(step=9), 0, *refused)
-    assert (Attempt.launched, len(aside)) == (2, 1)
+    assert (Attempt.launched, len(aside), Attempt.detached) == (2, 1, 1)
 
 
 def test_result_has_the_first_and_the_last_score_and_the_newest_model(tmp_path: Path) -> None:

@@ -156,7 +156,8 @@ class McpClient:
 def text_of(result: CallToolResult) -> str:
     """Return a result's texts, a line each; without any, its structured content as JSON.
 
-    Other parts become a line that names their type. Raises: ToolRefusal for a result of other parts alone.
+    Other parts become a line that names their type.
+    Raises: ToolRefusal for a result of other parts alone, unless it is an error.
     """
     lines: list[str] = []
     has_text = False
@@ -171,7 +172,7 @@ def text_of(result: CallToolResult) -> str:
         lines.append(text if text is not None else f"[{part.type}: cannot be read here]")
     if not has_text and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
-    if not has_text and result.content:
+    if not has_text and result.content and not result.is_error:
         raise ToolRefusal(f"the reply holds no text but {result.content[0].type}, which cannot be read here")
     return "\n".join(lines)
 
@@ -214,7 +215,7 @@ class McpTools:
 
         taken: names of other tools. Raises: NeighbourError with the remedy.
         """
-        lists = await asyncio.gather(*(self._of(client) for client in self._clients))
+        lists = await self._all_lists()
         count = Counter([*taken, *(tool.name for tools in lists for tool in tools)])
         offered: dict[str, Tool] = {}
         for client, tools in zip(self._clients, lists, strict=True):
@@ -228,6 +229,18 @@ class McpTools:
 
     async def close(self) -> None:
         await asyncio.gather(*(client.close() for client in self._clients))
+
+    async def _all_lists(self) -> list[list[ListedTool]]:
+        """Return each server's tools. Raises: NeighbourError of the first that fails; then no other still starts."""
+        listing = [asyncio.create_task(self._of(client)) for client in self._clients]
+        try:
+            return await asyncio.gather(*listing)
+        except BaseException:
+            # A start that outlived `close` would leave its server's process without an owner.
+            for task in listing:
+                task.cancel()
+            await asyncio.gather(*listing, return_exceptions=True)
+            raise
 
     async def _of(self, client: McpClient) -> list[ListedTool]:
         server = client.server

@@ -142,6 +142,21 @@ async def test_tools_that_would_have_one_name_are_told_instead_of_one_taking_ano
         await _listing(monkeypatch, **names).list_tools({"taken"})
 
 
+async def test_server_that_fails_ends_the_starts_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[asyncio.Task[Any] | None] = []
+
+    async def listed(client: McpClient) -> list[Tool]:
+        starts.append(asyncio.current_task())
+        await asyncio.sleep(0 if client.server.name == "a" else 60)
+        raise NeighbourError("mcp:a", "it is gone")
+
+    tools = _listing(monkeypatch, a=[], b=[])
+    monkeypatch.setattr(McpClient, "list_tools", listed)
+    with pytest.raises(NeighbourError, match="mcp:a: it is gone"):
+        await tools.list_tools(())
+    assert [task is not None and task.done() for task in starts] == [True, True]
+
+
 PICTURE = ImageContent(type="image", data="AA==", mime_type="image/png")
 LINK = ResourceLink(type="resource_link", name="plan", uri="file:///plan.txt")
 TEXT = TextContent(type="text", text="below:")
@@ -163,6 +178,10 @@ def test_a_result_of_pictures_alone_is_refused_unless_it_has_structure() -> None
     with pytest.raises(ToolRefusal, match="no text but image"):
         text_of(CallToolResult(content=[PICTURE]))
     assert text_of(CallToolResult(content=[PICTURE], structured_content={"a": 1})) == '{"a": 1}'
+
+
+def test_an_error_of_pictures_alone_is_text_so_that_it_can_fail_the_sample() -> None:
+    assert text_of(CallToolResult(content=[PICTURE], is_error=True)) == "[image: cannot be read here]"
 
 
 @pytest.mark.parametrize(
