@@ -73,19 +73,9 @@ async def _played(prompt: Prompt, function: Path, answer: str, batch_size: int =
 
 @pytest.mark.parametrize("write", [_parquet, _jsonl])
 @pytest.mark.parametrize("label_key", ["label", "reward_model"])
-@pytest.mark.parametrize(
-    ("row", "answer"),
-    [
-        (GSM8K, "2"),
-        (SEARCH_R1, "Ada"),
-    ],
-)
+@pytest.mark.parametrize(("row", "answer"), [(GSM8K, "2"), (SEARCH_R1, "Ada")])
 async def test_verl_row_reaches_a_function_that_chooses_by_data_source(
-    tmp_path: Path,
-    write: Callable[[Path, dict[str, Any]], Path],
-    label_key: str,
-    row: dict[str, Any],
-    answer: str,
+    tmp_path: Path, write: Callable[[Path, dict[str, Any]], Path], label_key: str, row: dict[str, Any], answer: str
 ) -> None:
     (tmp_path / "reward.py").write_text(BY_SOURCE)
     (prompt,) = load_prompts(str(write(tmp_path, row)), DataSettings(label_key=label_key))

@@ -43,15 +43,7 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert [verb for verb in VERBS if f" {verb}" not in shown] == []
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["stop", "--nwo"],
-        ["nodes", "x"],
-        ["healthy", "x"],
-        ["status", "x"],
-    ],
-)
+@pytest.mark.parametrize("arguments", [["stop", "--nwo"], ["nodes", "x"], ["healthy", "x"], ["status", "x"]])
 def test_wrong_option_ends_with_2_and_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:

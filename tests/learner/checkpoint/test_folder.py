@@ -252,13 +252,7 @@ def test_commit_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (aside / "state").write_bytes(b"x" * (2 << 20))
     commit(aside, Checkpoint(aside, 1, 1, "run-1", "model-1"), told.append)
 
-    assert told == [
-        "syncing state",
-        "hashing: 1 MiB",
-        "hashing: 2 MiB",
-        "reading back: 1 MiB",
-        "reading back: 2 MiB",
-    ]
+    assert told == ["syncing state", "hashing: 1 MiB", "hashing: 2 MiB", "reading back: 1 MiB", "reading back: 2 MiB"]
 
 
 def test_latest_names_the_resumed_checkpoint_when_newer_ones_are_set_aside(tmp_path: Path) -> None:

@@ -37,11 +37,7 @@ def settings_of(old_logprobs: str = "behaviour", **learner: Any) -> Settings:
     """Return settings with every file of algorithms named by itself."""
     clip = {} if learner.get("loss") == "reinforce" else {"clip_low": 0.2, "clip_high": 0.3}
     return Settings.model_validate(
-        {
-            "learner": clip | learner,
-            "policy": {"old_logprobs": old_logprobs},
-            "loss": {"aggregate": "token_mean"},
-        }
+        {"learner": clip | learner, "policy": {"old_logprobs": old_logprobs}, "loss": {"aggregate": "token_mean"}}
     )
 
 
@@ -141,10 +137,7 @@ def test_metrics_of_several_updates_compare_the_sampler_with_the_learner_before_
     made = trajectories()
     batch = msgspec.structs.replace(
         batch_of(made, [[0, 1, 2], [3, 4, 5, 6, 7, 8]], list(range(9))),
-        mini_batches=[
-            MiniBatch(num_planned=3, num_micro_batches=1),
-            MiniBatch(num_planned=6, num_micro_batches=1),
-        ],
+        mini_batches=[MiniBatch(num_planned=3, num_micro_batches=1), MiniBatch(num_planned=6, num_micro_batches=1)],
     )
     one = objective_of(settings_of("recompute")).take_step(
         batch_of(made, PLAN, list(range(9))), dict(enumerate(made)), 4

@@ -14,15 +14,7 @@ from learner.weights.buckets import default_bucket_bytes
 from learner.weights.push import WeightPusher
 from tests.fakes.waiting import wait_until
 from tests.learner.weights.fake_server import FakeServer
-from tests.learner.weights.pushing import (
-    DEADLINE_S,
-    PLAN,
-    SHORT_DEADLINE_S,
-    holds,
-    make_pusher,
-    push,
-    weights,
-)
+from tests.learner.weights.pushing import DEADLINE_S, PLAN, SHORT_DEADLINE_S, holds, make_pusher, push, weights
 
 
 def test_push_gives_every_server_the_weights_and_the_version(pushers: list[WeightPusher]) -> None:
@@ -166,10 +158,7 @@ def test_learner_that_fails_between_buckets_leaves_no_version_and_servers_join_a
 @pytest.mark.parametrize(
     ("gathered", "text"),
     [
-        (
-            [["a"], ["c"]],
-            r"\('c', \(300,\)\)\] where the bucket has \[\('c\', \(300,\)\)\]",
-        ),
+        ([["a"], ["c"]], r"\('c', \(300,\)\)\] where the bucket has \[\('c\', \(300,\)\)\]"),
         ([["a"], ["c", "b"]], r"where the bucket has \[\('c', \(300,\)\), \('b', \(100,\)\)\]"),
         ([["a"]], r"the plan has \[\('b', \(100,\)\), \('c', \(300,\)\)\] where the bucket has \[\]"),
         ([["a"], ["b", "c"], ["a"]], r"a bucket of \['a'\] is not in the plan"),

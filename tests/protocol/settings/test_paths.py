@@ -18,14 +18,7 @@ def test_relative_paths_start_in_the_commands_folder(tmp_path: Path) -> None:
     settings = resolved(
         tmp_path,
         *("--policy.model", "model", "--policy.warm_start.data", "sft/rows.jsonl", "--run.dir", "out"),
-        *(
-            "--data.train",
-            "train.jsonl",
-            "--data.eval",
-            "../held.jsonl",
-            "--run.resume",
-            "out/a/step_000001",
-        ),
+        *("--data.train", "train.jsonl", "--data.eval", "../held.jsonl", "--run.resume", "out/a/step_000001"),
         *("--rollout.environment", "games/chess.py:Chess"),
         *("--tools.mcp", '[{"name": "a", "command": ["./serve"]}, {"name": "b", "command": ["x"], "folder": "b"}]'),
     )

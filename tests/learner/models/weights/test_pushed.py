@@ -33,13 +33,7 @@ def folder_of(name: str, folder: Path) -> Path:
 
 
 def pushed_weights(model: Any, dtype: str = "float32") -> PushedWeights:
-    return PushedWeights(
-        model,
-        nullcontext,
-        lambda tensor: tuple(tensor.shape),
-        dtype=dtype,
-        bucket_bytes=BUCKET_BYTES,
-    )
+    return PushedWeights(model, nullcontext, lambda tensor: tuple(tensor.shape), dtype=dtype, bucket_bytes=BUCKET_BYTES)
 
 
 # A router's bias that no gradient reaches; experts that are one tensor in memory; a head of another name there.
