@@ -15,6 +15,9 @@ from rewards.sample import Sample, Score
 Call = Callable[..., Awaitable[Any]]  # the user's function, made async
 _VERL_TEXTS = ("solution_str", "model_output")
 _TRL_NAMES = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+# Usual names of a label's column, for functions that require none of them.
+_LABEL_NAMES = ("answer", "solution", "ground_truth", "label", "labels", "target")
+_VERL_NAMES = {"data_source", "ground_truth", "extra_info"}
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -26,10 +29,13 @@ class Form:
     score: Callable[[Call, Sequence[Sample]], Awaitable[list[Score]]]
 
 
-def form_of(function: Callable[..., Any], reads_sequence: bool = False) -> Form | None:
+def form_of(
+    function: Callable[..., Any], reads_sequence: bool = False, reads_messages: bool | None = None
+) -> Form | None:
     """Return how the function is called, or None if its parameters are not known.
 
-    reads_sequence: a verl function gets prompt and response with special tokens, as in Search-R1.
+    reads_sequence: a verl function gets prompt and response with special tokens, as in Search-R1. reads_messages:
+    whether a TRL function gets messages; None: if texts raise an error.
     """
     parameters = inspect.signature(function).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
@@ -37,10 +43,10 @@ def form_of(function: Callable[..., Any], reads_sequence: bool = False) -> Form 
     if "queries" in parameters:
         return Form(True, _score_openrlhf)
     if "completions" in parameters:
-        return Form(True, _TrlForm(required, None if takes_any else frozenset(parameters)).score)
+        return Form(True, _TrlForm(required, None if takes_any else frozenset(parameters), reads_messages).score)
     if "solution_strs" in parameters:
         return Form(True, _VerlForm(parameters, takes_any, reads_sequence).score_batch)
-    if any(name in parameters for name in _VERL_TEXTS):
+    if any(name in parameters for name in _VERL_TEXTS) and {*required} <= {*_VERL_NAMES, *_VERL_TEXTS}:
         return Form(False, _VerlForm(parameters, takes_any, reads_sequence).score)
     if len(required) == 1:
         return Form(False, _score_own)
@@ -109,15 +115,16 @@ class _VerlForm:
 class _TrlForm:
     """TRL's keywords: prompts, completions and each column of the data rows, as lists.
 
-    The label fills the one required parameter that no column has. completions are texts; if the function raises
-    TypeError for them, they are lists of one message, as with TRL's conversational data sets.
+    The label fills the one required parameter that no column has, else the optional ones with a label's usual names.
+    completions are texts; if the function raises TypeError or AttributeError for them, they are lists of one message,
+    as with TRL's conversational data sets.
     """
 
-    def __init__(self, required: Sequence[str], names: frozenset[str] | None) -> None:
-        """names: all parameters; None: the function takes any keyword."""
+    def __init__(self, required: Sequence[str], names: frozenset[str] | None, takes_messages: bool | None) -> None:
+        """names: all parameters; None: the function takes any keyword. takes_messages: None: not known."""
         self._required = [name for name in required if name not in _TRL_NAMES]
         self._names = names
-        self._takes_messages: bool | None = None
+        self._takes_messages = takes_messages
 
     async def score(self, call: Call, samples: Sequence[Sample]) -> list[Score]:
         metrics: dict[str, float] = {}
@@ -131,7 +138,7 @@ class _TrlForm:
                 returned = await call(**{k: v for k, v in given.items() if self._names is None or k in self._names})
                 self._takes_messages = as_messages
                 break
-            except TypeError:
+            except (TypeError, AttributeError):
                 if as_messages or self._takes_messages is False:
                     raise
         values = _flat(returned)
@@ -149,6 +156,9 @@ class _TrlForm:
             columns[missing[0]] = [sample.label for sample in samples]
         elif missing:
             raise ValueError(f"the data rows have no columns {missing}; they have the label and {sorted(names)}")
+        else:
+            taken = [name for name in _LABEL_NAMES if self._names is None or name in self._names]
+            columns = {**{name: [sample.label for sample in samples] for name in taken}, **columns}
         return columns
 
 

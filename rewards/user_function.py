@@ -8,12 +8,13 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from protocol.contained_tasks import contain_tasks
 from protocol.errors import OperatorError
+from protocol.http.bodies import BodyError
 from protocol.one_line import place_of
 from rewards.calling import Call, Form, form_of
 from rewards.sample import Sample, Score, ScorerFailure, make_sample
@@ -25,13 +26,13 @@ _KNOWN_PROMPT = (
     "<|im_start|>user\nAnswer in tags, such as <answer> Beijing </answer>. What is 1 + 1?<|im_end|>\n"
     "<|im_start|>assistant\nAssistant: "
 )
-_KNOWN_ANSWERS: tuple[tuple[str, Any], ...] = (
-    ("2", {"target": ["2"]}),
-    ("1 + 1", {"target": 2, "numbers": [1, 1]}),
-    ("2", "2"),
-    ("2", 2),
-    # Logic-RL: who is a knight and who a knave.
-    ("(1) Ann is a knight\n(2) Bo is a knave", {"solution_text_format": "(1) Ann is a knight\n(2) Bo is a knave"}),
+_KNIGHTS = "(1) Ann is a knight\n(2) Bo is a knave"  # of Logic-RL
+_KNOWN_ANSWERS: tuple[tuple[str, str, Any], ...] = (  # right, wrong, label
+    ("2", "3", {"target": ["2"]}),
+    ("1 + 1", "1 - 1", {"target": 2, "numbers": [1, 1]}),
+    ("2", "3", "2"),
+    ("2", "3", 2),
+    (_KNIGHTS, "(1) Ann is a knave\n(2) Bo is a knight", {"solution_text_format": _KNIGHTS}),
 )
 # A file with one of these looks for the assistant's turn in prompt and response, as Logic-RL's do.
 _TURN_BEGINS = ("<|im_start|>assistant", "<|start_header_id|>assistant", "Assistant:", "<\uff5cAssistant\uff5c>")
@@ -76,6 +77,8 @@ class UserFunction:
 
     def _failure(self, index: int | None, error: BaseException) -> ScorerFailure:
         kind, place = type(error).__name__, place_of(error)
+        if isinstance(error, BodyError) and (code := getattr(inspect.unwrap(self._function), "__code__", None)):
+            place = f"{code.co_filename}:{code.co_firstlineno}"  # what it returned is wrong
         if (kind, place) not in self._logged:  # once: the function may fail on every sample
             self._logged.add((kind, place))
             traceback.print_exception(error)
@@ -148,7 +151,7 @@ def _known_form(function: Callable[..., Any], reference: str, reads_sequence: bo
             f"rewards: {reference} reads completion_ids, which a reward service does not receive. Count characters of "
             "completions, or set rewards.overlong_buffer_tokens for a penalty by length."
         )
-    form = form_of(function, reads_sequence)
+    form = form_of(function, reads_sequence, _reads_messages(function))
     if form is None:
         raise OperatorError(
             f"rewards: {reference}: {function.__name__}{inspect.signature(function)} has no known form. Expected "
@@ -165,13 +168,31 @@ def _reads_sequence(function: Callable[..., Any]) -> bool:
     """
     if not _may_be_of_search_r1(function):
         return False
-    for answer, truth in _KNOWN_ANSWERS:
-        response = f"<think>one more</think>\n<answer> {answer} </answer>"
-        sample = make_sample(_KNOWN_PROMPT + response, _KNOWN_PROMPT, {"ground_truth": truth})
+    for right, wrong, truth in _KNOWN_ANSWERS:
         with contextlib.suppress(Exception, SystemExit):  # labels of another form
-            if asyncio.run(_reward(function, sample, True)) > 0 >= asyncio.run(_reward(function, sample, False)):
+            known = [_known_sample(answer, {"ground_truth": truth}) for answer in (right, wrong)]
+            whole = [asyncio.run(_reward(function, sample, reads_sequence=True)) for sample in known]
+            # Of a function of length, wrong answers are worth as much.
+            if whole[0] > max(0, whole[1]) and asyncio.run(_reward(function, known[0])) <= 0:
                 return True
     return False
+
+
+def _reads_messages(function: Callable[..., Any]) -> bool | None:
+    """Return True if a known right answer scores above 0 as a message only, as with functions that catch errors."""
+    parameters = inspect.signature(function).parameters
+    if "completions" not in parameters:
+        return None
+    sample = _known_sample("2", "2", dict.fromkeys(parameters, "2"))
+    with contextlib.suppress(Exception, SystemExit):  # texts raise, or the columns are others
+        if asyncio.run(_reward(function, sample, reads_messages=False)) <= 0:
+            return asyncio.run(_reward(function, sample, reads_messages=True)) > 0 or None
+    return None
+
+
+def _known_sample(answer: str, label: Any, columns: Mapping[str, Any] | None = None) -> Sample:
+    response = f"<think>one more</think>\n<answer> {answer} </answer>"
+    return make_sample(_KNOWN_PROMPT + response, _KNOWN_PROMPT, label, columns)
 
 
 def _may_be_of_search_r1(function: Callable[..., Any]) -> bool:
@@ -189,7 +210,9 @@ def _names_turn(function: Callable[..., Any]) -> bool:
     return False
 
 
-async def _reward(function: Callable[..., Any], sample: Sample, reads_sequence: bool) -> float:
-    form = form_of(function, reads_sequence)
+async def _reward(
+    function: Callable[..., Any], sample: Sample, reads_sequence: bool = False, reads_messages: bool | None = None
+) -> float:
+    form = form_of(function, reads_sequence, reads_messages)
     assert form is not None
     return (await form.score(_as_async(function), [sample]))[0].reward

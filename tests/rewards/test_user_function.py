@@ -105,6 +105,24 @@ CALLED = {
         "def length(completions, level, **kwargs):\n    return [len(c) + l for c, l in zip(completions, level)]\n",
         [23.0, 22.0],
     ),
+    "TRL: messages for a function that catches errors": (
+        "def accuracy(completions, answer, **kwargs):\n    found = []\n    for c, a in zip(completions, answer):\n"
+        "        try:\n            a = a if isinstance(a, str) else a['ground_truth']['target'][0]\n"
+        "            found.append(float(a in c[0]['content']))\n        except Exception:\n"
+        "            found.append(0)\n"
+        "    return found\n",
+        [1.0, 0.0],
+    ),
+    "TRL: messages that are read by `get`": (
+        "def accuracy(completions, **kwargs):\n"
+        "    return [float('Ada' in c[-1].get('content')) for c in completions]\n",
+        [1.0, 0.0],
+    ),
+    "TRL: the label among any keywords": (
+        "def accuracy(completions, **kwargs):\n    labels = kwargs.get('solution') or []\n"
+        "    return [float(s['ground_truth']['target'][0] in c) for c, s in zip(completions, labels)]\n",
+        [1.0, 0.0],
+    ),
     "TRL: messages, the label by its name, and None": (
         "def accuracy(prompts, completions, solution, log_metric=None, **kwargs):\n    log_metric('seen', 2)\n"
         "    texts = [c[0]['content'] for c in completions]\n"
@@ -149,6 +167,17 @@ def test_function_that_may_look_for_the_prompt_is_named_until_its_user_decides(
     path = write(tmp_path, KNIGHTS.replace("LABEL", "'some_other_name'"))
     load_scorer(str(path), reads=reads)
     assert ("--solution-str sequence" in capfd.readouterr().err) is (reads == "auto")
+
+
+def test_function_of_length_gets_the_response(tmp_path: Path) -> None:
+    path = write(tmp_path, "def compute_score(solution_str, ground_truth):\n    return len(solution_str) / 100 - 0.8\n")
+    assert not UserFunction(path).reads_sequence
+
+
+async def test_function_that_returns_no_number_is_named_by_its_own_place(tmp_path: Path) -> None:
+    path = write(tmp_path, "\n\ndef compute_score(solution_str, ground_truth):\n    return None\n")
+    with pytest.raises(ScorerFailure, match=r"reward\.py:3\)$"):
+        await rewards_of(path)
 
 
 async def test_own_score_gets_a_sample(tmp_path: Path) -> None:
@@ -232,6 +261,7 @@ async def test_scorer_refuses_a_batch_function_that_returns_too_few(tmp_path: Pa
         ("x = 1\n", r"reward.py has none of: reward_func, compute_score, score\. Name one function with --function"),
         ("def score(s): ...\ndef reward_func(queries): ...\n", r"reward.py has several of: reward_func"),
         ("def score(**kwargs): ...\n", r"score\(\*\*kwargs\) has no known form\. Expected reward_func"),
+        ("def score(tokenizer, solution_str, ground_truth): ...\n", r"has no known form\. Expected reward_func"),
         ("def score(a, b): ...\n", r"score\(a, b\) has no known form\. Expected reward_func"),
         ("import no_such_module\n", r"cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
         ("def score(:\n", r"cannot be loaded: SyntaxError"),
