@@ -5,7 +5,6 @@ nothing unless SLUICE_FAILPOINT is set at the first call. `python -m learner.run
 coordinator and the learner ranks:
 
     SLUICE_FAILPOINT=checkpoint.commit.renamed:kill      SIGKILL at the first pass
-    SLUICE_FAILPOINT=ledger.commit.after:kill@40         SIGKILL at the 40th pass
     SLUICE_FAILPOINT=...:raise@2 or ...:stop@2           FailpointError, or SIGSTOP, at the 2nd pass
     SLUICE_FAILPOINT=...:stop@every                      SIGSTOP at each pass; the test continues the process
 """

@@ -26,7 +26,7 @@ class Document(BaseModel):
 class Corpus:
     """All documents in file order."""
 
-    ids: Sequence[str]  # one per document
+    ids: Sequence[str]
     contents: Sequence[str]  # one per document
     digest: str  # blake3 of the JSONL file; an index stores it
 

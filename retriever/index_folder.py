@@ -29,7 +29,7 @@ class Manifest(BaseModel, frozen=True):
     """MANIFEST.json of an index."""
 
     recipe: dict[str, str | int | float]  # everything that determines the index
-    num_documents: int  # documents in the corpus
+    num_documents: int
     files: dict[str, str]  # file name -> blake3
 
 

@@ -25,7 +25,7 @@ class Limits:
     """Limits of the service."""
 
     topk: int = 3  # passages when a request names no topk
-    num_threads: int = 1  # search threads
+    num_threads: int = 1
     max_waiting: int = 512  # requests in flight before 503
     cache_size: int = 10_000  # queries in the cache; 0: no cache
     retry_after_s: int = 1  # Retry-After of a 503

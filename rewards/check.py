@@ -54,7 +54,7 @@ class Probe:
     prompt: str
     response: str
     label: Any = None
-    columns: Mapping[str, Any] = field(default_factory=dict)  # other columns of the data row
+    columns: Mapping[str, Any] = field(default_factory=dict)
     is_right: bool = False  # whether the user calls the response right
 
 

@@ -53,7 +53,7 @@ _JUDGE = Path(__file__).with_name("code_judge.py").read_text()
 class Case:
     """One test."""
 
-    stdin: str = ""  # input of the program
+    stdin: str = ""
     prints: str | None = None  # expected output; None: the output is not compared
     statements: str = ""  # statements that must run without an error
     call: tuple[str, list[Any]] | None = None  # (function, or method of class Solution; arguments)

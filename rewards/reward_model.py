@@ -31,7 +31,7 @@ class ModelOptions:
     """Options of a reward model."""
 
     model: str  # folder, or name on the Hugging Face hub
-    dtype: str = "float32"  # dtype of the weights: float32, bfloat16 or float16
+    dtype: str = "float32"
     batch_tokens: int = 16_384  # most tokens of one forward pass, padding included
     max_tokens: int = 8_192  # last tokens that are read; at most the model's positions
     device: str = ""  # such as cpu or cuda:1; empty: the first GPU, else cpu

@@ -22,7 +22,7 @@ class Sample:
     prompt: str  # text before the response; empty: not in the request
     response: str  # query without the prompt; the whole query if it does not start with the prompt
     label: Any  # label of the data row, or None
-    columns: Mapping[str, Any] = field(default_factory=dict)  # other columns of the data row
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     plain_response: str | None = None  # response without control tokens; None: not in the request
 

@@ -28,10 +28,10 @@ class KeptOutbox(NamedTuple):
 class Attachment:
     """A run that is being served."""
 
-    session: RolloutSession  # its conversation with the coordinator
-    task: asyncio.Task[str]  # task of the session; its result is the reason for its end
-    channel: AsyncDealerChannel  # the socket to the coordinator
-    services: Services  # environment, reward services, retriever
+    session: RolloutSession
+    task: asyncio.Task[str]  # its result is the reason for the session's end
+    channel: AsyncDealerChannel
+    services: Services
     player: EpisodePlayer | AgentPlayer  # makes its samples
 
     @property

@@ -39,8 +39,7 @@ def find_attached_run(timeout_s: float, settle_s: float = _SETTLE_S) -> Attached
     A run of this node holds a lock file. Another node's run is known by what the fleet lends to it. The
     fleet also lends for a moment after a command of this node was killed, so that state must last for settle_s.
 
-    timeout_s: longest wait for the fleet. settle_s: longest wait for the end of a killed command's processes; both in
-    seconds.
+    timeout_s: longest wait for the fleet.
     Raises: OperatorError when the fleet does not answer.
     """
     for _ in until(settle_s, _POLL_S):

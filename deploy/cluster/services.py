@@ -23,9 +23,9 @@ class Service:
 
     name: str  # retriever or reward
     url: str  # URL that takes its requests
-    command: tuple[str, ...]  # program and arguments
+    command: tuple[str, ...]
     code: str  # digest of its code: a service with other code is restarted
-    folder: Path  # working folder
+    folder: Path
 
     def launch(self, home: Home) -> ProcessRecord:
         """Start the process and return its record."""

@@ -88,9 +88,9 @@ class _NodeStart:
 
     options: StartOptions
     home: Home
-    wanted: Mapping[str, Service]  # services by name
+    wanted: Mapping[str, Service]  # by name
     kept: Mapping[str, ProcessRecord]  # processes that already run and stay
-    started: dict[str, ProcessRecord] = field(default_factory=dict)  # processes started so far
+    started: dict[str, ProcessRecord] = field(default_factory=dict)
 
     def run(self) -> ClusterState:
         """Start everything; returns the content of cluster.json. After an error nothing of this start remains."""

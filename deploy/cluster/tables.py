@@ -43,7 +43,7 @@ class NodeRow:
     address: str
     is_head: bool
     state: NodeState  # starting: without a keeper; silent: no answer
-    num_servers: int  # rollout servers there
+    num_servers: int
     num_gpus: float  # GPUs that Ray counts there
 
 

@@ -1,7 +1,6 @@
-"""The fleet: a detached Ray actor that keeps rollout servers warm between runs and starts or replaces them on request.
+"""The fleet: a detached Ray actor that keeps rollout servers warm between runs, and lends warm processes for ranks.
 
-It also lends warm processes for learner ranks. It has no memory: the servers are read from Ray at each call, so a
-restarted fleet knows as much as the one before.
+It has no memory: the servers are read from Ray at each call, so a restarted fleet knows as much as the one before.
 """
 
 import asyncio
@@ -39,20 +38,20 @@ _START_S = 3600.0
 class ServerInfo(TypedDict):
     """A rollout server."""
 
-    name: str  # name of its Ray actor
+    name: str
     node_ip: str  # address of its node; "": it has no process yet
     node_id: str  # Ray's name of its node; "": it has no process yet
-    warm: bool  # True: it ran before, with this very engine
+    warm: bool  # it ran before, with this very engine
     is_started: bool  # False: the caller has to start its engine
-    shared_retriever_url: str | None  # address of its node's retriever for other nodes; None: it is not shared
+    shared_retriever_url: str | None  # for other nodes; None: not shared
 
 
 class FleetInfo(TypedDict):
     """The fleet itself."""
 
-    pid: int  # number of its process
+    pid: int
     code: str  # digest of its code
-    is_lending: bool  # True: a run uses processes that would end with it
+    is_lending: bool  # a run uses processes that would end with it
 
 
 class Fleet:
@@ -67,7 +66,7 @@ class Fleet:
         self._standby.fill(1)
 
     async def describe_self(self) -> FleetInfo:
-        """Return its process, its code, and whether a run uses its processes."""
+        """Return its process, its code and whether it lends."""
         return FleetInfo(pid=os.getpid(), code=self._code, is_lending=self._standby.is_lending)
 
     async def describe_wait(self) -> str:

@@ -34,7 +34,7 @@ class ActorPlace:
 
     node_id: str | None  # Ray's node ID; None: any node
     num_gpus: float  # GPUs; below 1: a share of one
-    resources: Mapping[str, float] = field(default_factory=dict)  # custom resources
+    resources: Mapping[str, float] = field(default_factory=dict)
 
     def options(self, strategy: str = "DEFAULT") -> dict[str, Any]:
         """Return Ray's options. strategy: for a place without a node.

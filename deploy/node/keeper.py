@@ -30,8 +30,8 @@ class ServiceInfo(TypedDict):
     """The keeper's facts of one service."""
 
     name: str  # retriever or reward
-    pid: int  # process id, also of an ended process
-    num_restarts: int  # restarts by this keeper
+    pid: int  # also of an ended process
+    num_restarts: int
     trouble: str  # reason why it is not healthy; empty while it is
 
 

@@ -19,7 +19,7 @@ class QuickstartSettings:
 
     seed: int = 0  # random seed of splits, questions, demonstrations and weights
     two_hop_share: float = 0.125  # share of each split's questions that need two searches, 0 to 1
-    recipe: Recipe = field(default_factory=Recipe)  # recipe of the demonstrations
+    recipe: Recipe = field(default_factory=Recipe)
 
 
 def content_key(settings: QuickstartSettings) -> str:

@@ -56,8 +56,8 @@ def demonstrations(
 class _Task:
     """Content of a demonstration."""
 
-    question: Question  # question and true answer
-    field: str  # name of the fact in question
+    question: Question
+    field: str
     chain: tuple[Entity, ...]  # entities to search for, in order; the last one has the fact
 
 

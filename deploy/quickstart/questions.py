@@ -24,7 +24,7 @@ class Question:
     """A row of a data set."""
 
     prompt: str
-    label: str  # the right answer
+    label: str
     kind: str  # one_hop: needs one search; two_hop: needs two
     entity: str  # id of the named entity
 

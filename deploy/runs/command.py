@@ -33,11 +33,11 @@ class Run:
     """A run, seen from outside."""
 
     name: str
-    is_running: bool  # True: its command lives
+    is_running: bool  # its command lives
     pid: int | None  # process of its command on this node; None: on another node, or ended
     since: float  # Unix seconds of its start, or of its end when it has ended; 0: unknown
     step: str  # "12 of 60", or "-" when unknown
-    folder: str  # run folder; empty: unknown
+    folder: str  # empty: unknown
     log: Path | None  # file with its output; None: there is none here
 
 

@@ -60,7 +60,7 @@ class Algorithm:
     """The parts of a run's algorithm."""
 
     advantage: Advantage  # estimate of how much better a sample or token was than expected
-    loss: PolicyLoss  # loss of one token
+    loss: PolicyLoss
     correction: Correction  # importance correction from the behaviour policy to the learner
     clip: Clip  # bounds of the loss
     band: Band  # bounds of the correction

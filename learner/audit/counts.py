@@ -38,21 +38,21 @@ class Failure:
 
     sample_index: int  # sample of the group, from 0
     attempt: int  # number within the group
-    server: str  # rollout server
+    server: str
     boundary: str  # neighbour that failed: engine, reward:NAME, ...; server: the server died
-    detail: str  # cause, for people
+    detail: str
 
 
 @dataclass(frozen=True)
 class DeadLetter:
     """A prompt that no step trained."""
 
-    uid: str  # uid of the prompt's row
-    group: str  # name of its group
-    reason: str  # reason of the skip
+    uid: str
+    group: str
+    reason: str
     step: int | None  # step that was not applied; None: the prompt failed
     attempts: int  # number of its leases
-    failures: list[Failure]  # failures in order
+    failures: list[Failure]
 
 
 def count_epochs(run: AuditedRun) -> list[EpochAccount]:

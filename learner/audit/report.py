@@ -17,7 +17,7 @@ class AuditReport:
 
     run: str  # name of the run folder
     step: int  # number of the last step that ended; 0: none has
-    max_steps: int  # run.max_steps
+    max_steps: int
     policy_version: int  # version of the last step's weights
     num_starts: int  # starts of the run, including those whose steps were lost
     epochs: list[EpochAccount]  # epochs with a drawn prompt
@@ -25,7 +25,7 @@ class AuditReport:
     dead_letters: list[DeadLetter]  # skipped prompts, in the order of positions
     tokens: list[Tokens]  # trained tokens first, then wasted ones by reason, most first
     notes: list[str]  # sentences about facts that break no rule, such as a last line that a kill cut off
-    breaches: Breaches  # breaches of the promise
+    breaches: Breaches
 
     @property
     def holds(self) -> bool:

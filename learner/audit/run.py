@@ -33,10 +33,10 @@ class Breach:
     'ledger.sqlite, group e0-a, step 2: trajectories of its step: 3, expected 4'
     """
 
-    rule: str  # name of the broken rule
+    rule: str
     problem: str  # found and expected facts
     file: str = LEDGER  # path inside the run folder
-    group: str | None = None  # name of the group
+    group: str | None = None
     step: int | None = None  # step, from 1
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ def collect(found: Iterable[Breach]) -> Breaches:
 class AuditedRun:
     """A run's files as they were at one moment."""
 
-    folder: Path  # run folder
+    folder: Path
     settings: Settings  # settings of its last start, from settings.yaml
     uids: list[str]  # uids of its training prompts, in the order of their files
     db: sqlite3.Connection  # ledger, inside one read transaction

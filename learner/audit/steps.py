@@ -62,9 +62,9 @@ def read_steps(run: AuditedRun) -> Steps:
 class StepTerms:
     """The settings that a step is measured by."""
 
-    group_size: int  # rollout.group_size: trajectories of one group
-    groups_per_step: int  # learner.groups_per_step
-    max_staleness: int  # learner.max_staleness, policy versions
+    group_size: int
+    groups_per_step: int
+    max_staleness: int  # policy versions
     endpoints: str = ""  # rewards.endpoints: name, url and weight of each, and rewards.combine; empty: not recorded
 
 

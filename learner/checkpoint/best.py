@@ -20,7 +20,7 @@ class BestBy:
     """The order of checkpoints."""
 
     metric: str  # a key of metrics.jsonl, such as eval_reward
-    is_highest: bool  # True: the highest value is the best
+    is_highest: bool  # the highest value is the best
     every_steps: int  # steps between evaluations (eval.every_steps)
 
 

@@ -34,8 +34,8 @@ class Checkpoint:
 
     path: Path  # current folder
     step: int  # last step inside
-    policy_version: int  # version of the weights
-    run_id: str  # name of the run that wrote it
+    policy_version: int
+    run_id: str
     model_digest: str  # digest of the model's shape and tokenizer, not of its weights
     policy_digest: str = ""  # digest of all weights as servers hold them; empty: schema 1
     policy_form: str = ""  # `PolicyEngine.digest_form` of the ranks that saved: digests of other forms differ

@@ -44,7 +44,7 @@ class Mailbox:
         self._outgoing.append((peer, ack, []))
 
     def confirm_turns(self, server: str, samples: list[m.KeptSample]) -> None:
-        """Tell a server how many tokens of its running samples are kept."""
+        """Send the numbers of kept tokens."""
         self.send(server, m.TurnsKept(**self._start, samples=samples))
 
     def release(self, kept: Mapping[str, list[str]]) -> None:
@@ -54,7 +54,7 @@ class Mailbox:
                 self.send(server, m.GroupsTrained(**self._start, groups=names[first : first + m.MAX_GROUPS]))
 
     def ping(self, newest_leases: Mapping[str, int]) -> None:
-        """Tell each server the number of its newest lease."""
+        """Ping each server."""
         for server, number in newest_leases.items():
             self.send(server, m.Ping(**self._start, newest_lease=number))
 
@@ -63,7 +63,7 @@ class Mailbox:
         self.send(peer, m.Refusal(**self._start, request=request, detail=detail[:2000], reason=reason))
 
     def confirm(self, peer: str, request: int = 0) -> None:
-        """Tell a peer that its message was received."""
+        """Send the answer Done."""
         self.send(peer, m.Done(**self._start, request=request))
 
     def put_off(self, peer: str, request: int, detail: str, is_for_evaluation: bool = False) -> None:
@@ -94,7 +94,7 @@ class Accounts:
         failed:NEIGHBOUR             samples that a neighbour of a server failed
     """
 
-    ledger: Ledger  # states of prompts and trajectories
-    mailbox: Mailbox  # messages to send
+    ledger: Ledger
+    mailbox: Mailbox
     counts: Counter[str] = field(default_factory=Counter)
     streaks: FailureStreaks = field(default_factory=FailureStreaks)  # failures while no sample succeeds

@@ -12,18 +12,6 @@ The steps of a trajectory:
     6 ready groups become a step        CurrentStep.answer_ranks, OpenGroups.assign -> Batch, a share for each rank
     7 ranks train and push the weights  (rank/) -> StepEnd
     8 the ledger records the step       CurrentStep.finish, OpenGroups.train -> GroupsTrained, a line of metrics
-
-The waits:
-
-    loop               takes              waits for                              ended by
-    rollout server     leases             a lease, when it has room              lease_all: a returned group, or a free
-                                                                                 slot of the staleness window
-    staleness window   new prompts        a free slot                            finish: a step's groups leave it
-    learner rank       its share of a     groups_per_step ready groups that      receive: a group's last sample
-                       step               the window allows
-                                          an evaluation that a line waits for    receive: the evaluation's last sample
-                                          every other rank, in a push or step    (all ranks get the same answer)
-    a stuck lease      -                  its server                             LeaseRecall: gone, lost or overdue
 """
 
 import logging

@@ -27,7 +27,6 @@ class OverdueLimit:
 
     Samples of the first lease still count, so long answers are not cut off.
 
-    Example: after groups that took 10 to 20 s, a lease is overdue after 80 s.
     >>> limit = OverdueLimit(limit_s=600.0)
     >>> for seconds in range(32):
     ...     limit.observe(10.0 + seconds % 11)

@@ -19,7 +19,7 @@ class Server:
     unreachable_since: float | None = None  # time of the first message that found no connection, monotonic seconds
     policy_version: int | None = None  # version of its weights; None: they are not synced
     num_wanted: int = 0  # groups that it has room for
-    heartbeat: m.Heartbeat | None = None  # newest heartbeat; None before the first
+    heartbeat: m.Heartbeat | None = None
 
 
 class Servers:

@@ -15,7 +15,7 @@ class Outstanding(NamedTuple):
 
     group: str
     oldest_version: int  # oldest policy version of its samples and of servers that still make some
-    is_ready: bool  # True: all samples are back
+    is_ready: bool  # all samples are back
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ class GroupName(NamedTuple):
 
     kind: Literal["train", "eval"]  # use of the group; eval: a held-out prompt of an evaluation
     number: int  # train: epoch, from 0; eval: evaluated step
-    uid: str  # prompt's uid
+    uid: str
 
     def __str__(self) -> str:
         return f"{_PREFIX[self.kind]}{self.number}-{self.uid}"

@@ -16,7 +16,7 @@ def plan_step(lengths: Sequence[int], num_ranks: int, micro_batch_tokens: int) -
     First-fit decreasing into bins of micro_batch_tokens; a longer trajectory has a micro-batch of its own. The number
     of bins is raised to a multiple of num_ranks by splitting the costliest: with unequal numbers, a rank would enter a
     collective that the others never join. Micro-batches are empty only when there
-    are fewer trajectories than micro-batches, such as one trajectory on two ranks.
+    are fewer trajectories than micro-batches.
 
     Example: lengths 5, 4, 3, 2 on two ranks with 8 tokens give [[[0, 2]], [[1, 3]]].
     Raises: ValueError when num_ranks or micro_batch_tokens is below 1.

@@ -29,7 +29,7 @@ class IndexedFile:
     path: str
     name: str  # part of its rows' uids
     entry: int  # index of its entry in data.train, from 0
-    num_rows: int  # number of its rows in the index
+    num_rows: int
     size: int  # bytes
     mtime_ns: int
 

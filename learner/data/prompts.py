@@ -48,8 +48,8 @@ class Prompt:
 class PromptShape:
     """The settings of an entry that turn its rows into prompts."""
 
-    prompt_key: str  # column of the prompt
-    label_key: str  # column of the label
+    prompt_key: str
+    label_key: str
     label_required: bool  # a row without one is refused
     template: tuple[Part, ...]  # the prompt's text; empty: the prompt's column as it is
     system_prompt: str | None  # first message of prompts that have none of this role

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Segment(NamedTuple):
     """A part of a row with one loss weight."""
 
-    text: str  # text, encoded separately
+    text: str  # encoded separately
     weight: float  # loss weight of each token
     is_start: bool = False  # the tokenizer adds its prefix (BOS)
 

@@ -200,7 +200,7 @@ _WITHOUT_ADAPTER = ("embed", "lm_head", "wte", "wpe", ".experts.")
 class ModelSize:
     """The sizes that memory depends on."""
 
-    parameters: int  # parameters of the model itself
+    parameters: int
     adapters: int = 0  # trained parameters of LoRA adapters; 0: the model has none
     num_layers: int = 0  # layers of the transformer; 0: unknown, as the next two
     hidden_size: int = 0  # floats per token between layers

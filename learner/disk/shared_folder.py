@@ -15,7 +15,7 @@ class Mark:
     """A mark of one node in a folder."""
 
     path: Path  # a new name, which no node has cached as missing
-    text: str  # content of the file
+    text: str
 
 
 @contextmanager

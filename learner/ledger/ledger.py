@@ -31,9 +31,9 @@ _SURVIVED = "server, survived"
 class LeasedPrompt:
     """A prompt that an earlier start leased and did not train."""
 
-    group: str  # name of its group
+    group: str
     epoch: int  # pass over the data
-    uid: str  # uid of the prompt
+    uid: str
     position: int  # place in the prompt order
     attempt: int  # number of leases of the group
     # sample -> (boundary, detail) of each failure, in order

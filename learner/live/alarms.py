@@ -22,7 +22,7 @@ _NUM_USUAL, _NUM_NEEDED = 50, 10
 class Alarm:
     """A figure out of bounds."""
 
-    name: str  # name of the rule
+    name: str
     text: str  # measured value, its meaning, and the settings to change
 
 

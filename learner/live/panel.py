@@ -74,7 +74,7 @@ class PanelState:
     rewards: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_REWARDS))  # reward_mean of each step
     pace: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))  # (step, at_s) pairs
     status: RunStatus | None = None  # the coordinator's newest status; None before the first
-    phase: str = ""  # phase of the start-up
+    phase: str = ""
     rates: GenerationRates = field(default_factory=GenerationRates)
 
     def take(self, line: Mapping[str, float], is_new: bool) -> None:

@@ -17,8 +17,8 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The whole run."""
 
-    step: int  # last finished step
-    policy_version: int  # the learner's version
+    step: int  # last finished
+    policy_version: int  # the learner's
     window_used: int  # groups leased, ready or assigned
     window_size: int  # limit of these
     ready: int  # groups waiting for a step
@@ -26,5 +26,5 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     evaluation: str | None  # finished prompts of the evaluation, as 3/8; None: none runs
     servers: Mapping[str, ServerStatus | None]  # status by name; None before the first heartbeat
     give_up_reason: str | None = None  # reason of a settings rule to end the run, if any
-    counts: Mapping[str, int]  # events since this start, by the names of the coordinator's `Accounts.counts`
+    counts: Mapping[str, int]  # events since this start, as in `Accounts.counts`
     notices: tuple[str, ...] = ()  # sentences for the operator since this start

@@ -20,7 +20,7 @@ class LearnerSample:
     tokens: NDArray[np.int32]  # [T]
     loss_mask: NDArray[np.bool_]  # [T], true where the model wrote the token
     behaviour_logprobs: NDArray[np.float32]  # [T], natural logs of the sampling engine; 0 where the mask is false
-    advantage: float = 0.0  # advantage of every token
+    advantage: float = 0.0  # of every token
     weights: NDArray[np.float32] | None = None  # [T], weight of each written token; None: all equal
     number: int = -1  # number in the step; -1: no step
 

@@ -27,8 +27,8 @@ CRITIC_STEPS = "critic_steps"  # key of the memory: steps that trained the criti
 class Roles:
     """Every model that a rank holds."""
 
-    policy: PolicyEngine  # model that is trained, pushed and exported
-    critic: CriticEngine | None = None  # model of the values; None: the algorithm has none
+    policy: PolicyEngine
+    critic: CriticEngine | None = None  # None: the algorithm has none
     reference: ReferenceModel | BaseReference | None = None  # model of the KL term; None: there is no such term
     memory: dict[str, float] = field(default_factory=dict)  # the objective's facts of earlier steps; same on every rank
     origin: dict[str, str] = field(default_factory=dict)  # facts of the first models, on rank 0; empty elsewhere

@@ -28,17 +28,17 @@ class PolicySettings:
     schedule: Literal["constant", "linear", "cosine"]  # shape of the learning rate after the warm-up
     seed: int  # seed of torch on every rank
     is_trained: bool = True  # False: the model is scored and pushed, and has no optimizer
-    role: Literal["policy", "critic", "reference"] = "policy"  # name of the model in errors
+    role: Literal["policy", "critic", "reference"] = "policy"
     max_tokens: int = 4096  # longest trajectory
     micro_batch_tokens: int = 8192  # token budget of a micro-batch; 1: one trajectory each
     updates_per_step: int = 1  # updates of one step of the run: a resume with another number keeps the schedule's place
-    temperature: float = 1.0  # sampling temperature; logprobs are those of the sampled distribution
+    temperature: float = 1.0  # logprobs are those of the sampled distribution
     offload: Offload = "none"  # parts in host memory; all: weights too
     deepspeed: Mapping[str, Any] = field(default_factory=dict)  # settings merged into DeepSpeed's configuration
-    gradient_checkpointing: bool = False  # True: activations are recomputed in the backward pass, which saves memory
+    gradient_checkpointing: bool = False  # activations are recomputed in the backward pass, which saves memory
     lora: LoraForm | None = None  # adapters, the only trained parameters; None: the whole model is trained
     router_aux_loss: float = 0.0  # weight of the model's own loss that balances its experts
-    trust_remote_code: bool = False  # True: code in the model folder may run
+    trust_remote_code: bool = False  # code in the model folder may run
 
 
 def critic_settings(settings: Settings, model: Path) -> PolicySettings:

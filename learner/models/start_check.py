@@ -1,12 +1,10 @@
 """The check of every start: a rank computes what the model's own code computes, for any layout of a micro-batch.
 
-A rank replaces a model's attention, switches off dropout, computes logprobs inside the head and packs trajectories.
 Each role is compared with its own eager code: in float32, on one text of `rollout.max_context_tokens` beside two short
 ones, with the model's own widths and its first layers (`shallow`). So no list of models is needed.
 
 Why the first layers and random weights: 70 billion weights in float32 and all scores of a long text fit on no device.
-The code and the configuration decide what a rank computes. The trained weights are compared at each push: their digest,
-and the servers' logprobs.
+The code and the configuration decide what a rank computes. Each push compares the trained weights.
 """
 
 import copy

@@ -37,7 +37,7 @@ class StepPlan:
     """One pass over a step's samples."""
 
     micro_batches: tuple[MicroBatch, ...]  # micro-batches of this rank, in the order of the updates
-    updates: tuple[Update, ...]  # in order
+    updates: tuple[Update, ...]
 
     def split(self, micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[Update, Sequence[MicroBatch]]]:
         """Yield each update with its micro-batches. micro_batches: the plan's, which may have more columns by now."""
@@ -59,7 +59,7 @@ def plan_updates(
     trajectories: this rank's, by index into batch.facts. policy_version: the learner's before the step.
     is_trained: one value per trajectory of the step; False: its tokens have weight 0.
     A token's weight is the aggregate's weight times the update's number of model tokens, because the update divides its
-    loss by that number. So a mean over tokens has weight exactly 1.
+    loss by that number.
     """
     micro_batches: list[MicroBatch] = []
     updates = []

@@ -17,13 +17,13 @@ class RoleRequest:
 
     role: str  # name for people, in the plural
     setting: str  # setting of their places: placement.ranks or placement.servers
-    count: int  # number of processes
+    count: int
     gpus: float  # GPUs of each process; below 1: a share of one
     strategy: Strategy  # packed: on the fewest nodes; spread: over all nodes
     num_nodes: int | None = None  # exact number of nodes; None: any
     gpus_per_node: int | None = None  # number from the settings; None: any
     per_node: int | None = None  # exact number of processes on each used node; None: any
-    resources: Mapping[str, float] = field(default_factory=dict)  # custom resources of each process
+    resources: Mapping[str, float] = field(default_factory=dict)
 
 
 class FreeCapacity:
@@ -66,9 +66,6 @@ def assign(ranks: RoleRequest, servers: RoleRequest, nodes: Sequence[Node]) -> t
 
     Ranks are placed first, else servers first. If neither order fits, the role with a fixed count per node goes to the
     nodes where the other role loses the fewest places. This finds every fit unless both use custom resources.
-
-    Example: 2 nodes of 8 GPUs, 8 ranks packed, 4 servers of 2 GPUs spread: all ranks on the first node, all servers
-    on the second.
     """
     for is_reserving in (False, True):
         for first, second in ((ranks, servers), (servers, ranks)):

@@ -26,9 +26,9 @@ from protocol.settings.section import Count, CountAboveZero, Section
 class NodesOfAKind(Section):
     """Equal nodes."""
 
-    count: Annotated[CountAboveZero, Field(le=100_000)] = 1  # number of nodes
+    count: Annotated[CountAboveZero, Field(le=100_000)] = 1
     name: str = "node"  # name in the plan, followed by a number
-    gpus: Count = 0  # GPUs of each node
+    gpus: Count = 0
     gpu_memory_gb: PositiveFloat | None = None  # memory of each GPU, in 1e9 bytes
     memory_gb: PositiveFloat | None = None  # memory of each node, in 1e9 bytes
     # custom resources of each node, as for start_cluster.sh
@@ -45,9 +45,9 @@ class ModelShape(Section):
     """The shape of a model, in the names of config.json."""
 
     parameters: Annotated[float, Field(ge=1.0)]  # number of all weights
-    num_hidden_layers: CountAboveZero  # layers of the transformer
+    num_hidden_layers: CountAboveZero
     hidden_size: CountAboveZero  # floats of a token between layers
-    num_attention_heads: CountAboveZero  # attention heads of each layer
+    num_attention_heads: CountAboveZero
     num_key_value_heads: CountAboveZero | None = None  # key-value heads; None: as many as attention heads
     head_dim: CountAboveZero | None = None  # floats of a head; None: hidden_size / num_attention_heads
     intermediate_size: CountAboveZero  # width of a layer's linear part

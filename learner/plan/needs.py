@@ -11,7 +11,7 @@ from protocol.settings.settings import Settings
 class Needs:
     """Inputs and services that an objective requires."""
 
-    prompts: bool  # prompts of data.train
+    prompts: bool
     rollouts: bool  # rollout servers, reward services and retrievers
 
 

@@ -17,11 +17,11 @@ class Node:
     node_ip: str  # address, or the name in a description
     num_gpus: int
     node_id: str = ""  # Ray's name; empty in a description
-    resources: Mapping[str, float] = field(default_factory=dict)  # custom resources
+    resources: Mapping[str, float] = field(default_factory=dict)
     gpu_bytes: int | None = None  # memory of each GPU; None: unknown
     host_bytes: int | None = None  # memory of the machine; None: unknown
     num_cpus: int | None = None  # CPU cores that Ray counts; None: unknown
-    is_head: bool = False  # True: Ray's head
+    is_head: bool = False  # Ray's head
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Processes:
     """Processes of one role."""
 
     role: str  # name for people
-    count: int  # number of processes
+    count: int
     num_gpus: float  # GPUs of each process; below 1: a shared GPU
     where: Where  # strategy from the settings
     memory_bytes: int  # known device memory of each process
@@ -38,7 +38,7 @@ class Processes:
     copy_bytes: int = 0  # part of host_bytes: a push's second copy of the weights
     loading_bytes: int = 0  # host memory of the first process while it loads a model
     state_bytes: int = 0  # permanent part of memory_bytes: a process with less does not start
-    resources: Mapping[str, float] = field(default_factory=dict)  # custom resources
+    resources: Mapping[str, float] = field(default_factory=dict)
     places: tuple[Node, ...] = ()  # node of each process, in order; empty without a cluster
 
 
@@ -51,7 +51,7 @@ class Topology:
     servers: Processes  # rollout.num_servers; 0 where nothing is sampled
     backend: Backend  # transport of the weights
     nodes: tuple[Node, ...] = ()  # the head first; empty without a cluster
-    shares_devices: bool = False  # True: each rank takes turns with the server of its number
+    shares_devices: bool = False  # each rank takes turns with the server of its number
 
     @property
     def has_gpus(self) -> bool:

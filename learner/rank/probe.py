@@ -1,6 +1,6 @@
 """A fixed text whose logprobs show whether a server computes with the pushed weights.
 
-A digest shows that the bytes arrived. A server may still load them wrongly, and answer with wrong logprobs.
+A digest shows that the bytes arrived; a server may still load them wrongly.
 
 The first test compares the largest difference with a tolerance. The second, for smaller faults, projects the
 differences onto the push's change of the learner's logprobs. The coefficient is the missing part of the change: 1 for

@@ -34,22 +34,22 @@ class RankPlace:
     """A rank's place among the learner ranks."""
 
     rank: int  # number from 0; rank 0 saves, and calls the rollout servers
-    world_size: int  # number of learner ranks
+    world_size: int
     host: str  # address of rank 0, where ranks and rollout servers meet
-    port: int  # port of rank 0's store
+    port: int  # of rank 0's store
 
 
 @dataclass(frozen=True)
 class RunPlace:
     """Addresses and names that a rank needs to reach its run."""
 
-    run_id: str  # the run's name
+    run_id: str
     incarnation: int  # number of the run's start, from 1
     coordinator_address: str  # tcp://HOST:PORT
-    servers: tuple[str, ...]  # names of the rollout servers' actors that receive the first push
+    servers: tuple[str, ...]  # names of the actors that receive the first push
     num_servers: int  # rollout servers, with those that are starting
     weights_backend: str  # nccl, ipc or gloo
-    shares_devices: bool = False  # True: ranks and servers use the same devices alternately
+    shares_devices: bool = False  # ranks and servers use the same devices alternately
 
 
 class RankProcess:

@@ -46,10 +46,10 @@ class World:
 class Models:
     """The models of a run where it starts."""
 
-    roles: Roles  # models by role
+    roles: Roles
     step: int  # last step inside them: 0, or the checkpoint's
     version: int  # policy version of the weights
-    are_saved: bool  # True: a checkpoint of this step exists
+    are_saved: bool  # a checkpoint of this step exists
 
 
 def join(place: RankPlace, limit_s: float, listener: socket.socket | None) -> World:

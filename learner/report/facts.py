@@ -36,9 +36,9 @@ class LedgerFacts:
 class RunFacts:
     """Facts of a run, without its sample trajectories."""
 
-    name: str  # name of the run's folder
+    name: str
     settings: Settings | None  # None: settings.yaml is missing, or of another version of the program
-    lines: list[dict[str, float]]  # metrics of each step, in step order; finite values only
+    lines: list[dict[str, float]]  # in step order; finite values only
     num_redone: int  # lines of steps that were repeated after a resume; not in `lines`
     ledger: LedgerFacts | None  # None: ledger.sqlite is missing or cannot be read
     notes: list[str]  # sentences about missing or broken files

@@ -22,7 +22,7 @@ Line = Mapping[str, float]
 class ScoreRow:
     """One score at the first and at the last evaluation, as texts."""
 
-    name: str  # name of the score, with its metrics key
+    name: str
     before: str  # first score, such as 0.412 ± 0.013; empty: not measured
     after: str  # last score; empty: the run has one evaluation only
     gain: str  # difference, such as +0.120; empty: one of both is missing

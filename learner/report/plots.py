@@ -69,7 +69,7 @@ class Plot:
     x_name: str  # meaning of x, such as step
     x: list[float]  # [N] rising
     series: list[Series]
-    is_wide: bool = False  # True: as wide as the page
+    is_wide: bool = False  # as wide as the page
 
     @property
     def json(self) -> Markup:

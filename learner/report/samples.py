@@ -15,16 +15,16 @@ Author = Literal["prompt", "model", "observation"]
 class SampleLine(msgspec.Struct, frozen=True):
     """One line of samples.jsonl."""
 
-    step: int  # step that trained it
-    group: str  # name of its group
-    reward: float  # reward in training
+    step: int
+    group: str
+    reward: float
     reward_parts: dict[str, float]  # reward by endpoint name, or environment
     staleness: int  # policy versions between its oldest token and the step
     finish: str  # answer, stop, length, turns or context
-    num_prompt_tokens: int  # tokens of the prompt, at the start
+    num_prompt_tokens: int
     tokens: list[int]  # [T] prompt, turns and observations
     loss_mask: list[int]  # [T] 1 where the model wrote the token, else 0
-    label: str = ""  # label of the data row
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Piece:
 class ReadableSample:
     """A trajectory as text."""
 
-    line: SampleLine  # line of the file
+    line: SampleLine
     pieces: list[Piece]  # the conversation, in order
 
 

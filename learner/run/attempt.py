@@ -43,7 +43,7 @@ _IMPORT_S = 180.0
 class RunContext:
     """Everything that all attempts of a run share."""
 
-    settings: Settings  # settings as given
+    settings: Settings  # as given
     model: Path  # local folder of the policy
     sizes: Sizes  # sizes of the run's models, for the plan of each attempt
     cluster: ClusterState  # addresses and files of this node's cluster
@@ -51,7 +51,7 @@ class RunContext:
     stop: threading.Event  # set by the first Ctrl-C, SIGTERM or SIGHUP
     metrics: MetricsReader  # source of the new lines of metrics.jsonl
     record: Callable[[dict[str, float]], None]  # consumer of each new line of metrics.jsonl
-    copies: CheckpointCopier | None  # copier of checkpoints; None: they are not copied
+    copies: CheckpointCopier | None  # None: they are not copied
 
 
 class StoppedAtStart(Exception):
@@ -63,10 +63,10 @@ class RunAttempt:
     """Call order: launch, watch, end; call `end` also after an error."""
 
     context: RunContext  # shared by all attempts of the run
-    start: RunStart  # checkpoint and folder of this attempt
+    start: RunStart
     step: int = 0  # last finished step
     _topology: Topology = field(init=False)  # plan for the cluster's nodes at the launch
-    _spec: RunSpec = field(init=False)  # what rollout servers get of the run
+    _spec: RunSpec = field(init=False)
     _servers: RunServers = field(init=False)
     _coordinator: Any = None
     _ranks: list[processes.Rank] = field(default_factory=list)

@@ -52,8 +52,8 @@ _INTERRUPTED = 130  # exit status of a command that Ctrl-C ended
 class _Progress:
     """How far this command has come."""
 
-    has_made_folder: bool = False  # True: the run folder is new
-    has_trained: bool = False  # True: an attempt was launched
+    has_made_folder: bool = False  # the run folder is new
+    has_trained: bool = False  # an attempt was launched
 
 
 def drive(settings: Settings, checked: CheckedRun) -> int:

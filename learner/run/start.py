@@ -29,7 +29,7 @@ class RunStart:
 
     folder: Path  # run folder; its name is the run's name
     checkpoint: Checkpoint | None  # checkpoint to resume from; None: the run is new
-    notice: str | None = None  # message for the user; None: there is none
+    notice: str | None = None  # message for the user
     seen: tuple[str, ...] = ()  # names of the ledger and checkpoints in the folder at that time
 
     @property

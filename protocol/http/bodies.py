@@ -64,7 +64,7 @@ class RetrieveRequest(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    queries: list[str]  # independent queries
+    queries: list[str]
     # largest number of passages for one query; null: the service's default
     topk: PositiveInt | None = Field(None, le=1000)
     return_scores: bool = False  # true: each passage has its score

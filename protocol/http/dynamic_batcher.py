@@ -25,7 +25,6 @@ class DynamicBatcher(Generic[_Item, _Result]):
 
     A batch starts as soon as a thread is free. Items whose caller was cancelled are dropped. When `work` raises for a
     batch it is called again for each item alone, so that a bad item does not affect the other items.
-    Example: size 4, one thread: of 9 items at once, batches of 4, 4 and 1.
     """
 
     def __init__(

@@ -28,9 +28,9 @@ class CurrentRun(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    run_id: str  # name of the run
-    folder: str  # absolute path of its folder
-    pid: int  # process number of its command
+    run_id: str
+    folder: str  # absolute
+    pid: int  # of its command
     started_at: float = 0.0  # Unix seconds at which the run got the cluster; 0: unknown
     log: str = ""  # file of its output; empty: a terminal or a pipe
     machine: str = ""  # name of the command's machine; empty: unknown

@@ -22,7 +22,7 @@ class ProcessRecord(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str  # ray, retriever or reward
-    pid: int  # process number; for ray the raylet's
+    pid: int  # for ray the raylet's
     started_at: float  # Unix seconds, by the clock of that time
     ticks: int | None = None  # start in kernel ticks; None: an older record
     processes: str = ""  # machine and container of the pid
@@ -46,12 +46,12 @@ class ClusterState(BaseModel):
     ray_address: str  # HOST:PORT for ray.init
     namespace: str  # Ray namespace of our actors
     node_ip: str  # address of this node; 127.0.0.1: only this machine
-    retriever_url: str  # address for searches, with /retrieve
+    retriever_url: str  # with /retrieve
     shared_retriever_url: str | None = None  # address for nodes whose retriever is down; None: not shared
     reward_url: str | None  # address of the bundled reward service; None: not started
-    token_file: str  # path of the services' bearer token
-    ray_token_file: str  # path of Ray's token
-    keys_dir: str  # folder of the CURVE keys
+    token_file: str  # of the services
+    ray_token_file: str
+    keys_dir: str
     processes: list[ProcessRecord]
     # options of the start, the defaults of the next
     options: dict[str, bool | str | int | None] = {}

@@ -48,7 +48,7 @@ class ProgramResult:
     """Output and end of a program."""
 
     output: str  # stdout, at most Limits.output_bytes
-    errors: str  # stderr, at most Limits.output_bytes
+    errors: str  # stderr, likewise
     how: Literal["exit", "time", "output"]  # exit: the program ended; time, output: it exceeded that limit
     exit_code: int  # 0: success; 128 + n: killed by signal n; valid if `how` is exit
 

@@ -82,8 +82,8 @@ class PlacementSettings(Section):
         description="split: ranks and servers use different GPUs; shared: a rank and a server take turns on one GPU; "
         "auto: shared for one rank and one server on a cluster with one GPU, else split.",
     )
-    ranks: RankPlacement = RankPlacement()  # placement of the learner ranks
-    servers: ServerPlacement = ServerPlacement()  # placement of the rollout servers
+    ranks: RankPlacement = RankPlacement()
+    servers: ServerPlacement = ServerPlacement()
     colocate: list[tuple[Role, Role]] = Field(
         [], description="Pairs of ranks and servers on the same nodes; critic and reference are always the ranks'."
     )

@@ -36,13 +36,13 @@ class EngineRequest(Section):
     """The engine of a run. Runs with equal fingerprints can use the same warm server."""
 
     model: str  # model folder of the command's node
-    dtype: Literal["float32", "bfloat16"]  # type of the weights
+    dtype: Literal["float32", "bfloat16"]
     tensor_parallel_size: int  # GPUs of the engine
     seed: int  # vLLM's seed; each generation has its own
     max_model_len: int  # longest trajectory in tokens, prompt included
-    trust_remote_code: bool  # True: code in the model folder may run
+    trust_remote_code: bool  # code in the model folder may run
     weights_backend: Literal["nccl", "gloo", "ipc"]  # transport of pushes: nccl on GPUs, gloo on CPUs, ipc on both
-    shares_device: bool = False  # True: its GPU is free while a rank trains there
+    shares_device: bool = False  # its GPU is free while a rank trains there
     engine_args: dict[str, Any]  # vLLM's arguments, over our defaults
     on_cpus: bool = True
     second_copy: bool = True  # True: gloo fills a second copy; False: it replaces the weights in a pause

@@ -31,17 +31,17 @@ class Limits:
 
     header_bytes: int = 1 << 20  # bytes of the MessagePack header
     buffer_bytes: int = 1 << 26  # bytes of one raw buffer
-    num_buffers: int = 3  # raw buffers after the header
+    num_buffers: int = 3  # after the header
     total_bytes: int = 1 << 27  # bytes of all frames, the seal included
 
 
 class SampleStamp(NamedTuple):
     """The readable part of a message about a sample."""
 
-    run_id: str  # run of the sender
-    incarnation: int  # start of the run of the sender
-    group: str  # name of the group, as in the lease
-    sample_index: int  # number of the sample, as in the lease
+    run_id: str
+    incarnation: int  # start of that run
+    group: str
+    sample_index: int
     attempt: int  # number of the lease among the group's
 
 

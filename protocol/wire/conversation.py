@@ -44,11 +44,11 @@ class FinishedTurn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 class ConversationPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Turns of one conversation, each with its reply. Tokens, logprobs and mask are raw frames."""
 
-    group: Name  # name of the group
-    sample_index: Count  # number of the sample in its group
+    group: Name
+    sample_index: Count
     attempt: Count  # number of its lease among the group's
     first_token: Count = 0  # place of its first token in the conversation
-    num_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # tokens in this part
+    num_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # in this part
     num_prompt_tokens: Count  # tokens of the conversation before the first turn
     # spans of exactly the policy's tokens, by places in the conversation, in order
     version_spans: Annotated[list[VersionSpan], msgspec.Meta(max_length=MAX_TURNS)]

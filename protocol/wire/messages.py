@@ -1,7 +1,7 @@
 """Every message between coordinator, rollout servers and learner ranks.
 
 A field may be added with a default. Any other change raises SCHEMA_VERSION. Arrays are raw frames after the header.
-A field without a comment means the same as in an earlier message, or in a Lease.
+A field without a comment is named for its content, or means the same as in an earlier message or a Lease.
 """
 
 from typing import Annotated, Any, Literal
@@ -39,10 +39,10 @@ _Metrics = Annotated[dict[Name, float], msgspec.Meta(max_length=1024)]
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
     """The fields of every message. A peer of another schema, run or start is refused."""
 
-    schema: int = SCHEMA_VERSION  # schema of the sender
-    run_id: Name  # name of the run
+    schema: int = SCHEMA_VERSION
+    run_id: Name
     incarnation: Count  # number of the run's start, from 1
-    request: Count = 0  # number of a learner rank's question, repeated in its answer; 0 elsewhere
+    request: Count = 0  # number of a rank's question, repeated in its answer; else 0
 
     @property
     def num_buffers(self) -> int:
@@ -56,7 +56,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """A server has started or restarted: its earlier leases are lost."""
 
-    server: Name  # name of the server
+    server: Name
     policy_version: Count | None  # version of its weights; None: not synced yet
 
 
@@ -100,7 +100,7 @@ class SampleFailed(Message, frozen=True, kw_only=True, tag="failed"):
     sample_index: Count
     attempt: Count
     boundary: Name  # "engine", "retriever", "reward:NAME", "environment", "prompt", "trajectory" or "lease"
-    detail: Reason  # cause
+    detail: Reason
     num_model_tokens: Count = 0  # model tokens of its finished turns; never trained
     place: Reason | msgspec.UnsetType = msgspec.UNSET  # file and line of the user's code that raised
 
@@ -124,11 +124,11 @@ class Lease(Message, frozen=True, kw_only=True, tag="lease"):
     """Make these samples of this prompt."""
 
     number: Count  # number among all leases of this start, from 1
-    group: Name  # name of the group
+    group: Name
     attempt: Count  # number among the group's leases, from 1
     kind: Literal["train", "eval"]  # eval: scored, never trained
     prompt: Text | Turns  # text, or chat messages
-    label: Any  # label of the data set's row
+    label: Any
     columns: Columns  # other columns of the row
     # missing samples of the group
     sample_indices: Annotated[list[Count], msgspec.Meta(min_length=1, max_length=MAX_SAMPLES)]
@@ -186,7 +186,7 @@ class Refusal(Message, frozen=True, kw_only=True, tag="refused"):
 class Ping(Message, frozen=True, kw_only=True, tag="ping"):
     """A test of the connection, every second."""
 
-    newest_lease: Count  # number of this server's newest lease
+    newest_lease: Count
 
 
 # -- learner rank to coordinator --------------------------------------------------------------------------------------
@@ -195,8 +195,8 @@ class Ping(Message, frozen=True, kw_only=True, tag="ping"):
 class NextBatch(Message, frozen=True, kw_only=True, tag="next"):
     """A rank's question for its share of a step. A repeated question gets the same share."""
 
-    step: Count  # number of the step, from 1
-    rank: Count  # number of the rank, from 0
+    step: Count  # from 1
+    rank: Count  # from 0
 
 
 class StepEnd(Message, frozen=True, kw_only=True, tag="stepped"):
@@ -213,7 +213,7 @@ class SaveLedger(Message, frozen=True, kw_only=True, tag="save_ledger"):
     """Rank 0: copy the ledger into a new checkpoint."""
 
     path: Annotated[str, msgspec.Meta(max_length=4096)]  # path of the copy, inside the run folder
-    step: Count  # step of the checkpoint
+    step: Count
 
 
 # -- coordinator to learner rank --------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
     start: Count  # place of its first token, prompt included
     end: Count  # place after its last token
-    version: Count  # policy version
+    version: Count
 
 
 _START, _END, _VERSION = attrgetter("start"), attrgetter("end"), attrgetter("version")
@@ -51,16 +51,16 @@ class TurnReward(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Everything about a trajectory but its tokens."""
 
-    group: Name  # name of the group: e{epoch}-{prompt uid}, or eval-{step}-{prompt uid}
-    sample_index: Count  # number of the sample in its group, from 0
-    attempt: Count  # number of its lease among the group's, from 1
+    group: Name  # e{epoch}-{prompt uid}, or eval-{step}-{prompt uid}
+    sample_index: Count  # in its group, from 0
+    attempt: Count  # number of its lease in the group, from 1
     incarnation: Count  # start of the run that sent the lease; a later one may train the trajectory
     kind: Literal["train", "eval"]  # eval: never trained
-    is_greedy: bool  # True: each token was the likeliest
-    server: Name  # rollout server that made it
+    is_greedy: bool  # each token was the likeliest
+    server: Name
     num_tokens: Count  # T: prompt, turns and replies
     num_prompt_tokens: Count  # tokens before the first turn
-    num_turns: Count  # turns of the policy
+    num_turns: Count
     # "answer": the environment got its answer. "stop": end of text or a stop string. "length": max_response_tokens of a
     # turn. "turns": max_turns, or the environment's end. "context": max_context_tokens. "time": max_conversation_s
     finish: Finish
@@ -79,7 +79,7 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     finished_at: Seconds  # Unix seconds by the server's clock: after the reward came
     generate_s: Seconds  # seconds in the engine, waits for weights included
     environment_s: Seconds  # seconds in the environment, searches included
-    reward_s: Seconds  # seconds of the reward services
+    reward_s: Seconds
     # hashes of the indexes that answered its searches; empty: no searches, or no hashes
     content_hashes: Annotated[list[Name], msgspec.Meta(max_length=16)] = msgspec.field(default_factory=list)
     # final answer of an evaluation's sample, in the form that is compared; empty: no answer; absent: not extracted
@@ -87,17 +87,17 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     @property
     def oldest_version(self) -> int:
-        """The oldest policy version among the policy's tokens: staleness counts from it."""
+        """Oldest version of the policy's tokens: staleness counts from it."""
         return int(min(map(_VERSION, self.version_spans)))
 
     @property
     def newest_version(self) -> int:
-        """The newest policy version among the policy's tokens."""
+        """Newest version of the policy's tokens."""
         return int(max(map(_VERSION, self.version_spans)))
 
     @property
     def num_model_tokens(self) -> int:
-        """The number of the policy's tokens."""
+        """Number of the policy's tokens."""
         return int(sum(map(_END, self.version_spans)) - sum(map(_START, self.version_spans)))
 
 

@@ -1,7 +1,6 @@
 """The conversations of a sample, and which one a request continues. A turn of the policy is never tokenised again.
 
-A request brings its whole history. It continues behind the last known turn of the policy in it, or branches there if
-the conversation continued in another way. Any other request begins a conversation.
+A request brings its whole history. It continues behind the last known turn of the policy in it, or branches there.
 
     branch 0:                              system user | turn  tool | turn
     request with all of it and a message   -> continues branch 0
@@ -33,10 +32,10 @@ class Branch:
 
     number: int  # index within the sample, from 0
     kind: Hashable  # tools of the chat template; a request continues conversations with the same ones
-    history: Sequence[Unit]  # messages so far
-    turns: list[BranchTurn]  # policy's turns
+    history: Sequence[Unit]
+    turns: list[BranchTurn]
     conversation: Conversation | None = None  # tokens; None: no finished turn
-    is_busy: bool = False  # True: a turn is in progress
+    is_busy: bool = False  # a turn is in progress
     num_answers: int = 0  # turns written in this branch
     num_sent_turns: int = 0  # turns up to the last sent one
     last_sent: int = 0  # number of its last answer among all sent ones; 0: none
@@ -48,7 +47,7 @@ class Place:
 
     branch: Branch  # new or known branch
     num_turns: int  # kept turns
-    source: Conversation | None  # source of those turns; None: the branch's own, or no turns
+    source: Conversation | None
     new_from: int  # first new message
 
 
@@ -57,7 +56,7 @@ class Branches:
     """All conversations of a sample."""
 
     branches: list[Branch] = field(default_factory=list)
-    num_sent: int = 0  # sent answers
+    num_sent: int = 0
     num_begun: int = 0  # branches so far, with refused ones
     num_changed: int = 0  # requests that hold a turn of the policy in other words
     with_stop: dict[Unit, Unit] = field(default_factory=dict)  # turn with its stop string -> turn as answered

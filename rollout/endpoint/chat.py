@@ -19,7 +19,7 @@ _Stops = Annotated[list[_Stop], Field(max_length=_MAX_STOPS)]
 class ChatBody(TurnBody):
     """The request. `check_others` checks all other fields."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=10_000)]  # conversation so far
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=10_000)]
     stop: _Stop | _Stops | None = None  # strings that end the turn; the reply leaves them out
     max_tokens: Annotated[int, Field(gt=0)] | None = None  # most tokens of the turn
     max_completion_tokens: Annotated[int, Field(gt=0)] | None = None  # newer name of max_tokens

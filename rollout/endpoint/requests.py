@@ -82,7 +82,7 @@ class TurnBody(BaseModel):
     tool_choice: Any = None  # "none": the turn's calls stay text; all other choices: calls are read, never forced
     stream: bool | None = None  # true: server-sent events
     stream_options: dict[str, Any] | None = None  # include_usage
-    chat_template_kwargs: dict[str, Any] | None = None  # variables of the model's chat template
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class SessionBody(BaseModel):
@@ -94,7 +94,7 @@ class SessionBody(BaseModel):
 class RewardBody(BaseModel):
     """POST /sluice/sessions/ID/reward."""
 
-    reward: FiniteFloat  # reward of the sample
+    reward: FiniteFloat
     score: FiniteFloat | None = None  # score from 0 to 1, for filter.score = reward; None: the reward
     logs: Annotated[dict[str, FiniteFloat], Field(max_length=32)] = {}  # numbers for curves, by name
 

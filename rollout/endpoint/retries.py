@@ -4,8 +4,7 @@ A request is a retry of an earlier one when
 - it has the same Idempotency-Key; or
 - it has the same body, and it has an X-Stainless-Retry-Count above 0 (OpenAI's clients) or the client of the earlier
   one left without its answer.
-Two requests of one body, both with waiting clients, are two: an agent may draw several turns of one history. Each of
-several retries gets a turn of its own.
+Two requests of one body, both with waiting clients, are two: an agent may draw several turns of one history.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ class RequestId:
 
     body: bytes  # digest of path and body
     key: str | None  # Idempotency-Key; None: the request has none
-    is_retry: bool  # True: by its header
+    is_retry: bool  # by its header
 
     @classmethod
     def of(cls, request: Request, raw: bytes) -> "RequestId":
@@ -45,9 +44,9 @@ class PendingTurn:
     """A turn of a request, in progress or done."""
 
     body: bytes  # digest, as in RequestId
-    task: "asyncio.Task[TurnReply]"  # makes the turn
+    task: "asyncio.Task[TurnReply]"
     num_waiting: int = 0  # clients that wait for it now
-    is_delivered: bool = False  # True: a client got the whole answer
+    is_delivered: bool = False  # a client got the whole answer
 
     async def wait(self, request: Request) -> TurnReply:
         """Return the turn, for a client whose body was read.

@@ -33,7 +33,7 @@ class AgentResult(NamedTuple):
     """Result of a session after its agent's report."""
 
     conversation: Conversation  # conversation to train, with the agent's reward
-    finish: Finish  # how it ended
+    finish: Finish
     num_dropped: int  # conversations that are not trained
 
 
@@ -41,8 +41,8 @@ class AgentResult(NamedTuple):
 class SessionEnd:
     """Keys and end of a session, kept for late requests."""
 
-    id: str  # session's id
-    api_key: str = field(repr=False)  # session's key
+    id: str
+    api_key: str = field(repr=False)
     reason: str | None = None  # reason of the end; None: the session is open
     reported: RewardBody | None = None  # agent's reward; None: none
 

@@ -13,10 +13,10 @@ from rollout.endpoint.messages import Message, own_turn
 class TurnRequest:
     """A request for a turn, read and checked."""
 
-    messages: list[Message]  # whole history
+    messages: list[Message]
     tools: list[dict[str, Any]]  # tools for the chat template, in the form of chat completions
     template_kwargs: dict[str, Any]  # chat_template_kwargs, in addition to rollout.chat_template_kwargs
-    may_call: bool  # True: the turn's calls are read
+    may_call: bool  # the turn's calls are read
     stops: tuple[str, ...]  # strings that end the turn; the reply leaves them out
     max_tokens: int | None  # most tokens of the turn; None: rollout.max_response_tokens
 
@@ -35,8 +35,8 @@ class TurnRequest:
 class AgentCall:
     """A call of a tool, which the agent runs."""
 
-    id: str  # id of 9 characters, as some chat templates require
-    name: str  # tool's name
+    id: str
+    name: str
     arguments: Mapping[str, Any]  # values in the types of the tool's schema
 
     @property
@@ -50,7 +50,7 @@ class TurnText:
     """A turn of the policy as the agent reads it."""
 
     content: str  # text without calls, without a stop string, without the token that ended it
-    calls: list[AgentCall]  # calls in order
+    calls: list[AgentCall]
     finish: Literal["stop", "length", "tool_calls"]  # OpenAI's finish_reason
     stop: str  # stop string that ended the turn; "": none
     num_tokens: int  # sampled tokens
@@ -75,5 +75,5 @@ class TurnReply:
     text: TurnText  # turn as the agent reads it
     num_prompt_tokens: int  # tokens of the conversation before the turn
     policy_version: int  # version of its last token
-    branch: Branch  # its branch
+    branch: Branch
     number: int  # its number in the branch, from 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 class Sampling:
     """How to sample one generation."""
 
-    max_tokens: int  # largest number of tokens
+    max_tokens: int
     temperature: float  # divisor of the logits
     top_p: float = 1.0  # share of probability to draw from; 1: all
     top_k: int = 0  # number of likeliest tokens to draw from; 0: all
@@ -16,14 +16,14 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # token -> number added to its logit
     stop: tuple[str, ...] = ()  # strings that end the generation; they stay in its text
     seed: int | None = None  # own seed; None: the engine's
-    greedy: bool = False  # True: the likeliest token each time; temperature, top_p, top_k and min_p are ignored
+    greedy: bool = False  # the likeliest token each time; temperature, top_p, top_k and min_p are ignored
 
 
 @dataclass(frozen=True)
 class Generation:
     """One model message as tokens."""
 
-    tokens: list[int]  # sampled tokens
+    tokens: list[int]
     logprobs: list[float]  # natural log, one per token, of the sampled distribution (after temperature and top_p)
     version_spans: tuple[tuple[int, int, int], ...]  # (start, end, policy version) over `tokens`, contiguous
     finish_reason: str  # vLLM's: stop (end of text or a stop string), length, abort; unknown without one
@@ -35,6 +35,6 @@ class Generation:
 class EngineStats:
     """The engine's current load."""
 
-    num_in_flight: int  # requests inside the engine
+    num_in_flight: int
     num_output_tokens: int  # tokens of finished generations
-    is_paused: bool  # True: generation is paused for a weight push
+    is_paused: bool  # generation is paused for a weight push

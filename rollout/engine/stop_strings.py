@@ -18,7 +18,7 @@ class _StopSet:
     """Stop strings of a request, and facts about them."""
 
     strings: tuple[str, ...]  # stop strings in the request's order
-    longest: int  # length of the longest string in characters
+    longest: int  # in characters
     ends: frozenset[str] | None  # last characters of the strings; None: a token's own text may not show them
 
 

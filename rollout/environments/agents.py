@@ -18,10 +18,10 @@ class AgentTask:
 
     base_url: str  # base URL for an OpenAI client; ends in /v1
     api_key: str  # key of this sample: requests with it belong to the sample
-    prompt: str | Messages  # the row's prompt: text, or chat messages
+    prompt: str | Messages
     label: Any  # the row's label, any JSON value; None: the row has none
-    columns: Mapping[str, Any]  # the row's other columns, by name
-    is_greedy: bool  # True: greedy sample of an evaluation
+    columns: Mapping[str, Any]
+    is_greedy: bool  # greedy sample of an evaluation
 
 
 AgentProgram = Callable[[AgentTask], Any]

@@ -33,10 +33,10 @@ Prompt = str | Messages | Chat
 class Task:
     """Start of one sample."""
 
-    prompt: str | Messages  # the row's prompt
+    prompt: str | Messages
     label: Any  # the row's label, any JSON value; None: none
-    columns: Mapping[str, Any]  # the row's other columns
-    is_greedy: bool = False  # True: greedy sample of an evaluation
+    columns: Mapping[str, Any]
+    is_greedy: bool = False  # greedy sample of an evaluation
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Turn:
 
     text: str  # text with special tokens and stop string
     finish: Literal["stop", "length"]  # "stop": end of text or a stop string; "length": a token limit
-    stop_string: str | None = None  # stop string that ended the turn
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Step:
     # text before the next turn, or chat messages for the model's template, which ends the policy's turn and opens the
     # next one; None: no text
     observation: Observation | str | Messages | None = None
-    is_done: bool = False  # True: the conversation ends; the observation is not used
+    is_done: bool = False  # the conversation ends; the observation is not used
     reward: float | None = None  # amount added to the sample's reward as the part "environment"
     finish: Finish | None = None  # reason of the end; None: the last turn's
     score: float | None = None  # score for filter.score = reward; the last one counts

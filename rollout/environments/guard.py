@@ -44,7 +44,7 @@ _abandoned: set["asyncio.Task[Any]"] = set()
 class GuardedEnvironment:
     """One sample's environment. Every method raises NeighbourError and nothing else."""
 
-    stop: tuple[str, ...]  # strings that end a turn
+    stop: tuple[str, ...]
 
     def __init__(self, make: MakeEnvironment, resources: Resources, turn_timeout_s: float) -> None:
         self._turn_timeout_s = turn_timeout_s

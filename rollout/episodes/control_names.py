@@ -18,7 +18,7 @@ _SPACES = " ▁"
 class ControlNames:
     """The names of one tokenizer's control tokens, and searches for them."""
 
-    ids: frozenset[int]  # ids of the control tokens
+    ids: frozenset[int]
 
     def __init__(self, tokenizer: Any, encode: Callable[[str], list[int]]) -> None:
         """encode: returns a text's tokens, control tokens included."""

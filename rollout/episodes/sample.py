@@ -20,12 +20,12 @@ AGENT = "agent"
 class SampleTask:
     """One trajectory to make: its place in its lease, and its start."""
 
-    group: str  # group's name, as in the lease
+    group: str
     sample_index: int  # index within the group, from 0
     attempt: int  # attempt of its lease
     incarnation: int  # run's start that leased it
     kind: Literal["train", "eval"]  # "eval": held-out, scored and never trained
-    seed: int  # run's seed
+    seed: int
     task: Task  # start of its environment
     temperature: float | None = None  # temperature of a sample that is not greedy; None: rollout.temperature
 

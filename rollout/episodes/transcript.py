@@ -32,19 +32,19 @@ class Transcript(msgspec.Struct):
     """
 
     tokens: list[int]  # [T]
-    num_prompt_tokens: int  # tokens of the prompt
+    num_prompt_tokens: int
     logprobs: list[float]  # [T] natural log at the sampling temperature; 0 where the mask is 0
     loss_mask: list[int]  # [T] 1 where the policy wrote the token
     version_spans: list[VersionSpan] = []  # policy versions of the policy's tokens, in order
-    turns: list[FinishedTurn] = []  # policy's turns, in order
+    turns: list[FinishedTurn] = []
     reward: float | None = None  # environment's reward so far; None: none yet
     turn_rewards: list[TurnReward] = []  # environment's rewards by turn, in order, without zeros
     score: float | None = None  # environment's score, for filtering; None: it gave none
     content_hashes: list[str] = []  # hashes of the indexes that answered its searches, sorted
     logs: dict[str, float] = {}  # environment's numbers for curves, by name
     started_at: float = 0.0  # Unix seconds
-    generate_s: float = 0.0  # seconds in turns, with waits for weights
-    environment_s: float = 0.0  # seconds in the environment
+    generate_s: float = 0.0  # with waits for weights
+    environment_s: float = 0.0
 
     @classmethod
     def begin(cls, prompt_tokens: Sequence[int]) -> "Transcript":

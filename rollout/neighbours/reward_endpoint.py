@@ -32,8 +32,8 @@ class ScoreRequest:
     key: str  # identifier, the same whenever this sample is sent
     prompt: str  # decoded text with special tokens
     response: str  # text after the prompt, including observations
-    label: Any  # label of the data row, any JSON
-    columns: Mapping[str, Any] = field(default_factory=dict)  # other columns of the data row
+    label: Any
+    columns: Mapping[str, Any] = field(default_factory=dict)
     text: str | None = None  # response without control tokens; None: unknown
 
 

@@ -30,10 +30,10 @@ _OTHERS = "others"
 class Key(NamedTuple):
     """An attempt at a sample. Equal keys are one item."""
 
-    group: str  # group's name, as in the lease
-    sample_index: int  # index within the group
+    group: str
+    sample_index: int
     incarnation: int  # run's start that gave the lease
-    attempt: int  # attempt of the lease: number of leases of the group so far
+    attempt: int  # leases of the group so far
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Failure:
     """A failed sample."""
 
     key: Key
-    boundary: str  # name of the neighbour that failed
-    detail: str  # error text
+    boundary: str
+    detail: str
     num_model_tokens: int = 0  # tokens of the turns that the policy had finished
     place: str = ""  # file and line of the user's code that raised
 

@@ -12,8 +12,8 @@ _EPSILON = 1e-8
 class RunningMoments:
     """Three numbers, for the checkpoint."""
 
-    count: float = 0.0  # number of rewards seen
-    mean: float = 0.0  # mean of these rewards
+    count: float = 0.0
+    mean: float = 0.0
     squares: float = 0.0  # sum of squared distances from the mean
 
     def after(self, rewards: Tensor) -> "RunningMoments":

@@ -21,9 +21,9 @@ class HeldOutSet:
     """Prompts that are scored and never trained."""
 
     prompts: Sequence[Prompt]  # each is sampled num_samples times, and once more without randomness
-    num_samples: int  # samples of each prompt at the temperature
+    num_samples: int
     name: str = MAIN_SET  # part of its metrics: eval/NAME/reward
-    temperature: float | None = None  # sampling temperature; None: rollout.temperature
+    temperature: float | None = None  # None: rollout.temperature
 
 
 SetResult = tuple[HeldOutSet, list[Group]]

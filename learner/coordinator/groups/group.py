@@ -72,7 +72,7 @@ class LeaseStamp(NamedTuple):
 
     run_id: str
     incarnation: int
-    seed: int  # run.seed
+    seed: int
     number: int  # number among all leases of this start
 
 
@@ -81,13 +81,13 @@ class Group:
     """The samples of one prompt."""
 
     name: str  # a `GroupName`, as text
-    prompt: Prompt  # data set row
+    prompt: Prompt
     kind: Literal["train", "eval"]  # eval: scored, never trained
     epoch: int  # pass over the data; -1 for an evaluation
     position: int  # place in the prompt order; -1 for an evaluation
     num_samples: int  # trajectories of a whole group
     greedy_indices: frozenset[int] = frozenset()  # samples without randomness
-    temperature: float | None = None  # sampling temperature; None: rollout.temperature
+    temperature: float | None = None  # None: rollout.temperature
     state: GroupState = GroupState.PENDING
     attempt: int = 0  # leases so far, in earlier starts too
     restarted_at: LeaseId = _NO_LEASE  # last lease before a restart; results up to it are ignored
@@ -96,7 +96,7 @@ class Group:
     attempts: dict[int, int] = field(default_factory=dict)  # sample -> attempt of its newest lease
     leases: dict[str, SentLease] = field(default_factory=dict)  # server -> its newest lease
     leased_at: float = 0.0  # time of the newest lease, monotonic seconds
-    is_leased_twice: bool = False  # True: an overdue lease went to a second server
+    is_leased_twice: bool = False  # an overdue lease went to a second server
     kept_because: str | None = None  # reason to train despite a mean score out of bounds
     trajectories: dict[int, Trajectory] = field(default_factory=dict)  # sample -> its first valid result
     # sample -> (boundary, detail) of each failure, in earlier starts too

@@ -23,10 +23,10 @@ _TRUNCATED = ("length", "turns", "context", "time")
 class StepBatch:
     """The groups of one step and each rank's part."""
 
-    step: int  # number of the step, from 1
+    step: int
     policy_version: int  # version of the weights before the step
-    groups: tuple[Group, ...]  # groups to train on
-    trajectories: tuple[Trajectory, ...]  # trajectories of all groups, one group after the other
+    groups: tuple[Group, ...]
+    trajectories: tuple[Trajectory, ...]  # one group after the other
     group_indices: list[list[int]]  # indices into trajectories of each group
     # plan of each update: [rank][micro-batch][index into trajectories]; other trajectories are not in the loss
     plans: list[list[list[list[int]]]]

@@ -25,8 +25,8 @@ class PreparedRow:
 class KnownSet:
     """One data set that can be prepared."""
 
-    data_source: str  # column data_source of each row
-    ability: str  # column ability of each row
+    data_source: str
+    ability: str
     is_like: str  # description of its files' columns
     read: Callable[[dict[str, Any]], PreparedRow]  # reader; raises SettingsError with a text to follow the row's place
     scorer: str  # bundled scorer for its labels

@@ -23,7 +23,7 @@ _CHUNK_ENTRIES = 8192
 class HeadForm:
     """The formula of logits: softcap * tanh(scale * (hidden @ weight.T + bias) / softcap) / temperature."""
 
-    temperature: float = 1.0  # sampling temperature
+    temperature: float = 1.0
     scale: float = 1.0  # factor of the model, applied before the softcap
     softcap: float | None = None  # largest absolute logit; None: none
 

@@ -30,7 +30,7 @@ _TENSORS = "adapter_model.safetensors"
 class LoraForm:
     """The form of a model's adapters. There is no dropout: it would change logprobs at random."""
 
-    rank: int  # rank of each adapter's two factors
+    rank: int
     alpha: float  # numerator of the product's factor alpha / rank
     targets: tuple[str, ...]  # last parts of the adapted layers' names; empty: every linear layer but the head
 

@@ -23,7 +23,7 @@ class Weight:
     name: str
     parts: tuple[Tensor, ...]  # the tensor, and A and B of its adapter if it has one; gathered together
     scale: float = 0.0  # factor of B @ A
-    is_buffer: bool = False  # True: it has no gradient and keeps its type
+    is_buffer: bool = False  # it has no gradient and keeps its type
 
     def merge(self) -> Tensor:
         """Return the weight with its adapter merged in, in its own type. Its parts are gathered."""

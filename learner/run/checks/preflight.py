@@ -35,7 +35,7 @@ class CheckedRun:
     """A run that passed every check made before anything starts."""
 
     model: Path  # local folder
-    start: RunStart  # folder and checkpoint to start from
+    start: RunStart
     train: TrainPrompts | None  # prompts; None for a warm start alone
     notices: list[str]  # messages for the user before the run begins, a sentence each
 

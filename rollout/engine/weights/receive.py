@@ -42,7 +42,7 @@ class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]
     """The address of the learner's store, and this server's place in the broadcast group."""
 
     address: str  # host of rank 0's store
-    port: int  # port of that store
+    port: int
     key: str  # name of the group inside the store; each new group has a new one
     rank_offset: int  # group rank of the first worker; rank 0 is the learner
     world_size: int  # number of members: the learner and all workers

@@ -117,7 +117,7 @@ class AgentPlay:
 class MakeAgentPlay:
     """Makes the environment for each sample of a run, in the place of an environment's class."""
 
-    make_agent: Callable[[], Agent]  # makes one conversation's agent
+    make_agent: Callable[[], Agent]  # one for each conversation
     stop: tuple[str, ...] = ()
     gives_reward: bool = True
 

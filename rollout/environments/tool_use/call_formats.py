@@ -43,7 +43,7 @@ class Call:
     """One call as the policy wrote it."""
 
     name: str  # tool's name; empty where the call cannot be read
-    arguments: Mapping[str, Any]  # values by name
+    arguments: Mapping[str, Any]
     problem: str | None = None  # reason why the call cannot be read; None: it was read
 
 

@@ -26,7 +26,7 @@ class ToolReply:
 class Toolbox(Protocol):
     """The tools of one conversation."""
 
-    has_state: bool  # True: this process holds state of the conversation
+    has_state: bool  # this process holds state of the conversation
 
     @property
     def schemas(self) -> Sequence[dict[str, Any]]:
@@ -69,11 +69,11 @@ class SharedTools:
 class MakeToolUse:
     """Makes the environment for each sample of a run, in the place of an environment's class."""
 
-    settings: ToolsSettings  # run's settings
+    settings: ToolsSettings
     make_toolbox: Callable[[Resources], Toolbox]  # makes the tools of one conversation
     requires: tuple[str, ...] = ()  # names of tools in the settings
     stop: tuple[str, ...] = ()
-    offers_mcp: bool = False  # True: the tools of tools.mcp are offered too
+    offers_mcp: bool = False  # the tools of tools.mcp are offered too
     _reader: CallReader | None = None  # made with the first tokenizer
 
     def __call__(self, resources: Resources) -> "ToolUse":

@@ -43,8 +43,8 @@ class NoAnswer(Exception):
 class Answer:
     """The answer of a service."""
 
-    status: int  # HTTP status
-    headers: Mapping[str, str]  # headers with case-insensitive names
+    status: int
+    headers: Mapping[str, str]  # case-insensitive names
     body: bytes  # bytes as sent, never decompressed; at most one read beyond the limit
     is_whole: bool  # False: cut at the limit
 

@@ -19,14 +19,14 @@ _T = TypeVar("_T")
 class HttpPolicy:
     """Limits of one call."""
 
-    connect_timeout_s: float = 2.0  # time limit of a connection
+    connect_timeout_s: float = 2.0
     attempt_timeout_s: float = 60.0  # time limit of an attempt, whole reply included
     overall_timeout_s: float = 180.0  # time limit of a call, without waits for a slot or an absent service
     max_attempts: int = 4  # failed attempts that end a call, without those in an outage
-    min_backoff_s: float = 0.2  # shortest pause before a retry
-    max_backoff_s: float = 10.0  # longest pause
-    max_retry_after_s: float = 60.0  # longest accepted Retry-After
-    max_reply_bytes: int = 1 << 20  # size limit of a reply
+    min_backoff_s: float = 0.2
+    max_backoff_s: float = 10.0
+    max_retry_after_s: float = 60.0
+    max_reply_bytes: int = 1 << 20
     breaker_threshold: int = 3  # consecutive failures that open the breaker
     breaker_after_s: float = 1.0  # shortest time from the first of these to the opening
     breaker_cooldown_s: float = 1.0  # time from the opening to the first trial
