@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from learner.disk.model_folder import read_max_positions
 from learner.models import own_code, varlen_attention
 from learner.models.critic import ValueModel
 from learner.models.gradient import score_tokens
@@ -84,7 +85,10 @@ def _check(settings: PolicySettings, kind: Kind, name: str) -> list[str | None]:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(settings.model_dir, trust_remote_code=settings.trust_remote_code)
-    found = compare(config, kind, settings.max_tokens, trust_remote_code=settings.trust_remote_code)
+    longest = settings.max_tokens
+    if settings.role == "policy":  # no trajectory is longer than its positions
+        longest = min(longest, read_max_positions(settings.model_dir) or longest)
+    found = compare(config, kind, longest, trust_remote_code=settings.trust_remote_code)
     fault = found.find_fault(is_packed=settings.micro_batch_tokens > 1)
     if fault is not None:
         return [f"The model {name} cannot be used as the {settings.role} like this: it {fault[0]}. {fault[1]}", None]
@@ -104,8 +108,7 @@ def compare(config: Any, kind: Kind, num_tokens: int, **options: Any) -> Compari
     own_code.register()
     varlen_attention.register()
     auto_class = AutoModel if kind == "critic" else AutoModelForCausalLM
-    most = getattr(config.get_text_config(), "max_position_embeddings", None) or num_tokens
-    texts = _texts(config, min(num_tokens, most))
+    texts = _texts(config, num_tokens)
     device = own_device()
     try:
         shallow = shallow_config(auto_class, config, **options)

@@ -63,6 +63,17 @@ def test_positions_of_a_long_trajectory_change_those_beside_it_past_the_first_le
     assert outcome_of(compare(config, "language model", num_tokens)) == outcome
 
 
+def test_text_is_longer_than_the_positions_that_a_model_without_scaling_would_have() -> None:
+    scaling = {"rope_type": "dynamic", "factor": 4.0}
+    config = transformers.LlamaConfig(**{**_BASE, "max_position_embeddings": 32, "rope_scaling": scaling})
+    assert outcome_of(compare(config, "language model", 60)) == ALONE
+
+
+def test_critic_with_fewer_positions_than_the_longest_trajectory_is_refused() -> None:
+    config = transformers.OPTConfig(**{**_BASE, **ARCHITECTURES["OPTConfig"][0], "max_position_embeddings": 32})
+    assert outcome_of(compare(config, "critic", 60)) == REFUSED
+
+
 def test_threshold_that_is_called_jitter_makes_another_function_without_it() -> None:
     given = {**_BASE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
     found = compare(transformers.PhimoeConfig(**given), "language model", 24)
