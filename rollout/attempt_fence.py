@@ -24,7 +24,7 @@ class AttemptFence:
         self._server = server
         self._learner: str | None = None  # learner whose calls pass; None: any, because no run was attached yet
         self._number = 0  # number of the newest attempt
-        self._running: set[asyncio.Task[Any]] = set()  # calls of the newest attempt
+        self._running: set[asyncio.Task[Any]] = set()  # calls that have not ended
 
     async def expect(self, learner: str) -> None:
         """Let only this learner's calls pass, with attempts from 1. Running calls are cancelled first."""
@@ -49,10 +49,11 @@ class AttemptFence:
             self._refuse(attempt)
         task = asyncio.ensure_future(call())
         self._running.add(task)
+        # A call whose caller was cancelled may take time to end, and the next attempt must wait for it.
+        task.add_done_callback(self._running.discard)
         try:
             await asyncio.wait({task})
         finally:
-            self._running.discard(task)
             task.cancel()  # in case the caller was cancelled
         if task.cancelled():
             self._refuse(attempt)

@@ -92,7 +92,10 @@ def make_home(home: Home, is_joining: bool) -> None:
 
 @contextmanager
 def exclusive(home: Home) -> Iterator[None]:
-    """Hold the lock of starting and stopping. Raises: OperatorError when another start or stop is under way."""
+    """Hold the lock of starting and stopping.
+
+    Raises: OperatorError when another start or stop is under way, or the disk has no locks.
+    """
     _make_private(home.root)
     with ExitStack() as stack:
         try:
@@ -100,6 +103,10 @@ def exclusive(home: Home) -> Iterator[None]:
         except BlockingIOError:
             raise OperatorError(
                 f"Another start or stop of the cluster in {home.root} is under way. Wait for it."
+            ) from None
+        except OSError as error:
+            raise OperatorError(
+                f"{home.root} cannot be locked ({error.strerror}). Set SLUICE_HOME to a folder on another disk."
             ) from None
         yield
 
@@ -149,7 +156,9 @@ def _make_private(folder: Path) -> None:
         found = folder.lstat()
         # In a shared temporary folder another user may have made this name first.
         if folder.is_symlink() or found.st_uid != os.getuid():
-            raise OperatorError(f"{folder} belongs to another user. Set SLUICE_HOME to a folder of your own.")
+            raise OperatorError(
+                f"{folder} belongs to another user or is a link. Set SLUICE_HOME to a folder of your own."
+            )
         folder.chmod(0o700)
     except OSError as error:
         raise OperatorError(

@@ -45,8 +45,8 @@ class CheckpointCopier:
         self._thread = threading.Thread(target=self._work, name="checkpoint copies", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Further calls change nothing."""
-        if not self._thread.is_alive():
+        """Start the thread. Further calls change nothing, also after its end."""
+        if self._thread.ident is None:
             self._thread.start()
 
     def take_notices(self) -> list[str]:

@@ -52,7 +52,7 @@ class Patience:
 
 
 class CoordinatorClient:
-    """Every method raises NeighbourError("coordinator") when no answer comes within a minute, or when it refuses.
+    """Every method raises NeighbourError("coordinator") when no answer comes within a minute, or an unfit one.
 
     The error names the rank, the request and the coordinator's last answer.
     """
@@ -64,7 +64,7 @@ class CoordinatorClient:
         self._stamp: dict[str, Any] = {"run_id": run_id, "incarnation": incarnation}
         self._decoder: Decoder[Message] = Decoder(ToRank, _LIMITS)
         self._num_requests = 0
-        self._complaint = ""
+        self._complaint = ""  # problem with an answer since the current request was sent
 
     def next_batch(self, step: int, rank: int, timeout_s: float) -> tuple[Batch, dict[int, Trajectory]] | str | None:
         """Return this rank's share of a step with its trajectories by index, or the reason why the run ends.
@@ -89,6 +89,10 @@ class CoordinatorClient:
                         f"no batch for step {step} within learner.batch_timeout_s = {timeout_s:g} s: {answer.detail}"
                     )
                     raise NeighbourError("coordinator", problem)
+                case Wait():
+                    continue
+                case _:
+                    raise _unexpected("NextBatch", answer)
 
     def report_step(
         self, step: int, policy_version: int, is_applied: bool, detail: str, metrics: Mapping[str, float]
@@ -120,11 +124,13 @@ class CoordinatorClient:
                 raise NeighbourError("coordinator", problem)
             report(f"waiting {passed_s:.0f} s for the coordinator: {answer.detail}")
             time.sleep(_POLL_S)
-        assert isinstance(answer, Done)
+        if not isinstance(answer, Done):
+            raise _unexpected(request.name, answer)
 
     def _send(self, message: Message) -> None:
         answer, _ = self._call(message)
-        assert isinstance(answer, Done)
+        if not isinstance(answer, Done):
+            raise _unexpected(type(message).__name__, answer)
 
     def _call(self, message: Message) -> tuple[Message, list[bytes]]:
         return self._wait_for(self._request(message))
@@ -137,7 +143,7 @@ class CoordinatorClient:
     def _wait_for(self, request: _Request) -> tuple[Message, list[bytes]]:
         """Return the answer to a request, which is sent again while no answer comes."""
         limit_s = self._patience.answer_s
-        complaint = "could not be reached by"
+        complaint, self._complaint = "could not be reached by", ""
         for left_s in until(limit_s):
             if not self._channel.try_send(request.frames, left_s):
                 continue
@@ -174,6 +180,10 @@ class CoordinatorClient:
             if isinstance(answer, Refusal):
                 self._complaint = f"; it refused: {answer.detail}"
         return None
+
+
+def _unexpected(request: str, answer: Message) -> NeighbourError:
+    return NeighbourError("coordinator", f"answered {request} with {type(answer).__name__}")
 
 
 def _trajectories(batch: Batch, buffers: list[bytes]) -> dict[int, Trajectory]:

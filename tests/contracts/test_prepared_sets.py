@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,15 @@ def test_row_of_another_set_is_named_and_nothing_is_written(
     assert main([name, "--from", str(path), "--to", str(tmp_path / "to")]) == 2
     assert capsys.readouterr().err.startswith(f"data: {path} {says}")
     assert list((tmp_path / "to").iterdir()) == []
+
+
+def test_repeated_file_and_folder_that_is_a_file_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(write(tmp_path / "train.parquet", _ROWS["gsm8k"][0]))
+    assert main(["gsm8k", "--from", path, path, "--to", str(tmp_path / "to")]) == 2
+    assert main(["gsm8k", "--from", path, "--to", path]) == 2
+    assert re.search("is named twice.*\n.* cannot be written: File exists", capsys.readouterr().err)
 
 
 def test_file_whose_name_says_no_split_asks_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

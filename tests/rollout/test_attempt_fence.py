@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from protocol.errors import NeighbourError
 from protocol.weights.controls import Attempt
+from rollout.attempt_fence import AttemptFence
 from rollout.engine.version_gate import VersionGate
 from rollout.server import RolloutServer
 from tests.fakes.engines import ScriptedEngine
@@ -159,6 +161,23 @@ async def test_who_asks_no_more_leaves_nothing_running(server: RolloutServer, en
     await asyncio.sleep(0)
 
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_attempt_waits_for_a_call_that_ends_slowly_after_its_caller_was_cancelled() -> None:
+    fence, ended = AttemptFence("server"), asyncio.Event()
+
+    async def slow() -> None:
+        for _ in range(2):
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+        ended.set()
+
+    call = asyncio.ensure_future(fence.begin(attempt(), slow))
+    await asyncio.sleep(0.01)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    await fence.begin(attempt(), lambda: asyncio.sleep(0))
+    assert ended.is_set()
 
 
 @pytest.mark.parametrize("verb", VERBS)

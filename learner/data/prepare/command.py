@@ -57,19 +57,22 @@ def prepare(
 ) -> dict[Path, int]:
     """Write a Parquet file for each split, and return how many rows each has.
 
-    Raises: SettingsError for files that are not there or have other rows, naming the row; a file is written whole or
-    not at all.
+    Raises: SettingsError for files that are missing, repeated or have other rows, naming the row; OperatorError when
+    the folder cannot be written. A file is written whole or not at all.
     """
     known = KNOWN_SETS[name]
     by_split: dict[str, list[RowFile]] = {}
-    for one in given:
-        for file in find_files([DataEntry(path=one)]):
-            by_split.setdefault(split or _split_of(one, file), []).append(file)
-    folder.mkdir(parents=True, exist_ok=True)
-    return {
-        (path := folder / f"{of_split}.parquet"): _write(path, files, known, of_split, data_source or known.data_source)
-        for of_split, files in by_split.items()
-    }
+    for file in find_files([DataEntry(path=one) for one in given]):
+        by_split.setdefault(split or _split_of(given[file.entry], file), []).append(file)
+    written: dict[Path, int] = {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for of_split, files in by_split.items():
+            path = folder / f"{of_split}.parquet"
+            written[path] = _write(path, files, known, of_split, data_source or known.data_source)
+    except OSError as error:
+        raise OperatorError(f"{folder} cannot be written: {error.strerror}. Give another folder as --to.") from None
+    return written
 
 
 def _split_of(given: str, file: RowFile) -> str:

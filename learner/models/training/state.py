@@ -123,9 +123,11 @@ def _load(folder: Path, file: Any, shards: ZeroShards, name: str, parameter: Ten
 
 def _read_range(stored: Any, shape: tuple[int, ...], start: int, stop: int) -> Tensor:
     """Return elements start to stop of the flattened tensor, reading only the rows that contain them."""
-    if not shape or start == stop:
-        whole: Tensor = stored[:] if shape else stored[...]
-        return whole.flatten()[start:stop]
+    if start == stop:
+        return torch.empty(0)
+    if not shape:
+        scalar: Tensor = stored[...]
+        return scalar.flatten()
     row = max(1, torch.Size(shape[1:]).numel())
     first = start // row
     rows: Tensor = stored[first : -(-stop // row)]

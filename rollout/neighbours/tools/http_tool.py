@@ -3,7 +3,7 @@
 200  {"result": ..}        the result; other values than text as JSON
 200  {"error": ".."}       a refusal: the policy reads "Error: .."; only without a result, or with result null
 200  any other text        that text
-400, 422                   a refusal, with the reply's detail, error or message, or all of it
+400, 422                   a refusal, with the reply's error, detail or message, or all of it
 any other reply, or none   retried like a reward service, then the sample fails
 """
 
@@ -118,7 +118,7 @@ def _reason_in(text: str) -> str:
         return text
     if not isinstance(value, dict):
         return text
-    return next((_text_of(value[name]) for name in _REASONS if name in value), text)
+    return next((_text_of(value[name]) for name in _REASONS if value.get(name) is not None), text)
 
 
 def _text_of(value: Any) -> str:

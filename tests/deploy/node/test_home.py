@@ -72,6 +72,13 @@ def test_second_start_at_the_same_time_is_refused(home: Home) -> None:
         pass
 
 
+def test_home_that_cannot_be_locked_is_refused(home: Home) -> None:
+    make_home(home, is_joining=False)
+    (home.root / ".lock").symlink_to(home.root / "nowhere" / "lock")
+    with pytest.raises(OperatorError, match="cannot be locked"), exclusive(home):
+        pass
+
+
 def test_home_of_a_node_that_runs_on_another_machine_is_refused(home: Home) -> None:
     make_home(home, is_joining=False)
     check_not_used_elsewhere(home)

@@ -135,6 +135,8 @@ def test_run_stops_copying_when_another_one_of_its_name_copies(tmp_path: Path, r
     (notice,) = notices_of(copier)
     assert notice.startswith(f"{copy.url}: another run of this name copies there. This run's checkpoints are not")
     assert finished(copier).endswith("another run of this name copies there.")
+    copier._thread.join()
+    copier.start()  # by the run's next attempt
     assert copy.steps() == [20, 90]
 
 

@@ -29,3 +29,9 @@ def test_full_disk_is_said_in_a_sentence_and_nothing_is_left_behind(tmp_path: Pa
     with pytest.raises(OperatorError, match=said), full_disk(), shared_mark(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_that_is_a_file_is_an_operators_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OperatorError, match="Not a directory"), shared_mark(tmp_path / "file"):
+        pass

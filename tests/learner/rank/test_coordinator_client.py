@@ -82,3 +82,9 @@ def test_time_limit_restarts_after_an_evaluation(made: list[Answering]) -> None:
     ):
         client.next_batch(1, 0, timeout_s=0.25)
     assert time.monotonic() - begun >= 2 * 0.1 + 0.25
+
+
+def test_answer_of_another_kind_is_the_coordinators_failure(made: list[Answering]) -> None:
+    made.append(coordinator := Answering(m.Done(**STAMP), after_s=0.0))
+    with pytest.raises(NeighbourError, match="answered NextBatch with Done"):
+        CoordinatorClient(coordinator.channel, "r1", 1).next_batch(1, 0, timeout_s=1.0)

@@ -68,7 +68,7 @@ async def test_reply_is_read_as_text_or_as_its_result(server: ScriptedServer, re
         (Answer({"error": "no such city"}), "no such city"),
         (Answer({"result": None, "error": {"code": 7}}), '{"code": 7}'),
         (Answer({"detail": [{"loc": ["city"]}]}, 422), '[{"loc": ["city"]}]'),
-        (Answer({"message": "which city?"}, 400), "which city?"),
+        (Answer({"error": None, "message": "which city?"}, 400), "which city?"),
         (Answer(b"no city", 400), "no city"),
     ],
 )
