@@ -3,7 +3,7 @@
 Many functions limit their time with signals, which work on the main thread only: math-verify raises elsewhere, or
 its caller returns 0. Each process calls the function for one request at a time.
 
-    python -m rewards.function_process REFERENCE READS      JSON lines: samples in, scores or a failure out
+    python -m rewards.function_process REFERENCE READS [DIGEST]      JSON lines: samples in, scores or a failure out
 """
 
 import asyncio
@@ -47,7 +47,9 @@ def load_scorer(reference: str, number: int = 1, reads: str = "auto") -> Scorer:
         )
     if first.greeting["is_async"]:
         return UserFunction(reference, "sequence" if first.greeting["reads_sequence"] else "response").score
-    return _pooled_scorer(ProcessPool(arguments, number, first), first.greeting["takes_batch"])
+    # Processes that start later refuse edited code: one service never scores by two versions.
+    pool = ProcessPool((*arguments, first.greeting["digest"]), number, first)
+    return _pooled_scorer(pool, first.greeting["takes_batch"])
 
 
 def _pooled_scorer(pool: ProcessPool, takes_batch: bool) -> Scorer:
@@ -73,7 +75,8 @@ def _pooled_scorer(pool: ProcessPool, takes_batch: bool) -> Scorer:
     return score
 
 
-def main(reference: str, reads: str) -> None:
+def main(reference: str, reads: str, digest: str = "") -> None:
+    """digest: of the service's code; empty: this process is the first."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the function prints goes to the service's log
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -82,13 +85,20 @@ def main(reference: str, reads: str) -> None:
         function = UserFunction(reference, reads)
         greeting: dict[str, Any] = {"is_async": function.is_async, "takes_batch": function.takes_batch,
                                     "reads_sequence": function.reads_sequence and reads == "auto",
-                                    "may_read_sequence": function.may_read_sequence}  # fmt: skip
+                                    "may_read_sequence": function.may_read_sequence,
+                                    "digest": function.digest}  # fmt: skip
     except OperatorError as error:
         greeting = {"problem": str(error)}
     print(json.dumps(greeting), file=replies, flush=True)
     while True:
         samples = [Sample(**sample) for sample in json.loads(requests.get())]
-        print(json.dumps(_answer(function, samples)), file=replies, flush=True)
+        answer = _edited(reference) if digest not in ("", greeting.get("digest")) else _answer(function, samples)
+        print(json.dumps(answer), file=replies, flush=True)
+
+
+def _edited(reference: str) -> dict[str, Any]:
+    problem = f"{reference} was edited since the service started. Restart the service for the new code"
+    return {"failure": ["EditedCode", problem, ""]}
 
 
 def _answer(function: UserFunction, samples: Sequence[Sample]) -> dict[str, Any]:

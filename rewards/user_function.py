@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,15 @@ class UserFunction:
         self.is_async = inspect.iscoroutinefunction(self._function)
         self.takes_batch = self._form.takes_batch
         self._logged: set[tuple[str, str]] = set()
+        self._files = _files_of(self._function)
+        self.digest = _digest(self._files)
+        self._edits = _edits(self._files)
 
     async def score(self, samples: Sequence[Sample]) -> list[Score]:
         """Return the scores. All samples are tried before the first failure is raised. Raises: ScorerFailure."""
+        if (edits := _edits(self._files)) != self._edits:
+            self._edits = edits
+            print("rewards: the function's code was edited: a new run needs a new service", file=sys.stderr, flush=True)
         if self.takes_batch:
             return await self._attempt(samples, None)
         calls = (self._attempt([sample], index) for index, sample in enumerate(samples))
@@ -83,6 +90,24 @@ class UserFunction:
             self._logged.add((kind, place))
             traceback.print_exception(error)
         return ScorerFailure(index, kind, str(error), place)
+
+
+def _files_of(function: Callable[..., Any]) -> list[Path]:
+    """Return the function's file, and the loaded modules in its folder."""
+    file = getattr(sys.modules.get(function.__module__), "__file__", None)
+    if file is None:
+        return []
+    loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return sorted({Path(each) for each in loaded if each and Path(each).parent == Path(file).parent})
+
+
+def _digest(files: Sequence[Path]) -> str:
+    return sha256(b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
+
+
+def _edits(files: Sequence[Path]) -> list[int]:
+    """Return when each file was edited; 0: it is gone."""
+    return [file.stat().st_mtime_ns if file.is_file() else 0 for file in files]
 
 
 def _as_async(function: Callable[..., Any]) -> Call:

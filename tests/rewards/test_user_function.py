@@ -174,6 +174,16 @@ def test_function_of_length_gets_the_response(tmp_path: Path) -> None:
     assert not UserFunction(path).reads_sequence
 
 
+async def test_service_never_scores_by_edited_code(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source = "import time\ndef compute_score(solution_str, ground_truth):\n    time.sleep(0.3)\n    return 1.0\n"
+    scorer = await asyncio.to_thread(load_scorer, write(tmp_path, source), 2)
+    write(tmp_path, source.replace("1.0", "22.0"))
+    assert await scorer(SAMPLES[:1]) == [Score(1.0)]
+    assert "was edited" in capfd.readouterr().err
+    with pytest.raises(ScorerFailure, match=r"EditedCode: .*reward\.py was edited since the service started"):
+        await scorer(SAMPLES)
+
+
 async def test_function_that_returns_no_number_is_named_by_its_own_place(tmp_path: Path) -> None:
     path = write(tmp_path, "\n\ndef compute_score(solution_str, ground_truth):\n    return None\n")
     with pytest.raises(ScorerFailure, match=r"reward\.py:3\)$"):
