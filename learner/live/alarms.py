@@ -7,6 +7,7 @@ figure was not measured changes nothing.
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import isnan, nan
 from statistics import median
 
 from protocol.settings.evaluation import HealthSettings
@@ -130,11 +131,12 @@ class HealthWatch:
                     self.active[name] = alarm
                 if self._num_broken[name] == self._settings.patience:
                     begun.append(alarm)
-            elif rule.figure in line:
+            elif not isnan(line.get(rule.figure, nan)):
                 self._num_broken.pop(name, None)
                 self.active.pop(name, None)
-        if "kl_stale" in line and "kl_stale" not in broken:  # an alarm does not end because its value became usual
-            self._kl_stale.append(line["kl_stale"])
+        # An alarm does not end because its value became usual.
+        if "kl_stale" not in broken and not isnan(value := line.get("kl_stale", nan)):
+            self._kl_stale.append(value)
         return begun
 
     def _with_usual(self, line: Line) -> Line:

@@ -103,6 +103,13 @@ def test_kl_of_stale_samples_is_compared_with_the_runs_own_usual_value(
     assert set(watch.active) == alarms
 
 
+def test_figure_that_is_not_a_number_neither_begins_nor_ends_an_alarm() -> None:
+    watch = HealthWatch(HealthSettings(patience=3))
+    for kl in (0.2, 0.2, float("nan"), 0.2, float("nan")):
+        watch.take({"kl_fresh": kl})
+    assert set(watch.active) == {"kl_fresh"}
+
+
 def test_alarm_of_an_unusual_value_lasts_as_long_as_the_value() -> None:
     watch = HealthWatch(HealthSettings())
     for kl in [0.004] * 20 + [0.2] * 100:
