@@ -38,6 +38,8 @@ class Services(ClosedAtExit):
     def __init__(self, spec: RunSpec, node: Node, tokenizer: Any = None) -> None:
         """tokenizer: of the model; None: the model is unknown and not checked."""
         self.make_environment = load_environment(spec.rollout.environment, spec.tools)
+        if isinstance(self.make_environment, MakeToolUse):
+            self.make_environment.template_kwargs = spec.rollout.chat_template_kwargs
         self._tokenizer = tokenizer
         self._spec = spec
         self._required = required_tools(self.make_environment)

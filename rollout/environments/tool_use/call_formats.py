@@ -144,9 +144,10 @@ class CallReader:
         return Call("", {}, f"it is not a complete call in the format {self.call_format}")
 
 
-def choose_reader(wanted: str, tokenizer: Any) -> CallReader:
+def choose_reader(wanted: str, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> CallReader:
     """Return the reader of a model's calls, proved with a call that its chat template wrote.
 
+    template_kwargs: rollout.chat_template_kwargs, which may open a thought before each turn.
     wanted: tools.call_format: auto, or the name of a vLLM tool parser. A named format is trusted where the template
     writes no calls of earlier turns. Raises: SettingsError with the reason and the change to make.
     """
@@ -156,7 +157,7 @@ def choose_reader(wanted: str, tokenizer: Any) -> CallReader:
             "or rollout.environment = single_turn."
         )
     written = _written_probe(tokenizer)
-    begins_in_thought = _begins_in_thought(tokenizer)
+    begins_in_thought = _begins_in_thought(tokenizer, template_kwargs or {})
     if wanted != "auto":
         reader = _named_reader(_OLD_NAMES.get(wanted, wanted), tokenizer, written)
         reader.learn(written or "", begins_in_thought)
@@ -225,11 +226,13 @@ def _written_probe(tokenizer: Any) -> str | None:
     return None
 
 
-def _begins_in_thought(tokenizer: Any) -> bool:
+def _begins_in_thought(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> bool:
     """Return whether the template opens a thought before the policy's turn."""
     messages = [{"role": "user", "content": "Where is Paris?"}]
     try:
-        prompt = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        prompt = str(
+            tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **template_kwargs)
+        )
     except Exception:  # templates raise whatever jinja does
         return False
     return prompt.rstrip().endswith(_THOUGHT)

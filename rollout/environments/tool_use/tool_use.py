@@ -5,7 +5,7 @@ with the mistake, as a result: the policy may try again. A tool that is down fai
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from protocol.one_line import one_line
@@ -74,6 +74,7 @@ class MakeToolUse:
     requires: tuple[str, ...] = ()  # names of tools in the settings
     stop: tuple[str, ...] = ()
     offers_mcp: bool = False  # the tools of tools.mcp are offered too
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # rollout.chat_template_kwargs
     _reader: CallReader | None = None  # made with the first tokenizer
 
     def __call__(self, resources: Resources) -> "ToolUse":
@@ -83,7 +84,7 @@ class MakeToolUse:
     def check_model(self, tokenizer: Any) -> CallReader:
         """Return the reader of the model's calls. Raises: SettingsError for a model whose calls cannot be read."""
         if self._reader is None:
-            self._reader = choose_reader(self.settings.call_format, tokenizer)
+            self._reader = choose_reader(self.settings.call_format, tokenizer, self.template_kwargs)
         return self._reader
 
 

@@ -244,3 +244,13 @@ async def test_event_loop_continues_while_a_long_turn_is_read(readers: dict[str,
 
     assert call.problem is not None
     assert ticks > 10
+
+
+def test_call_inside_a_thought_that_the_settings_open_is_none() -> None:
+    tokenizer = tokenizer_of("hermes")
+    opening = "{% if enable_thinking is defined and enable_thinking %}<think>\n{% endif %}"
+    tokenizer.chat_template += "{% if add_generation_prompt %}" + opening + "{% endif %}"
+    call = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
+    reader = choose_reader("hermes", tokenizer, {"enable_thinking": True})
+    assert reader.read(f"Perhaps {call}? No.</think>\nIt is 5.")[1] == []
+    assert choose_reader("hermes", tokenizer).read(f"Yes: {call}")[1] == [Call("find", {})]
