@@ -8,7 +8,8 @@ At last the scorer `code_tests` gets so many programs that loop, flood or recurs
 and again and again a sound one beside them.
 holds: none gets out; each call ends within its limit and 0.5 s, beside what one that does next to nothing took at most
 among them; every bad program gets 0 within the limit of one test, beside a wait for a sound one; the sound ones get 1,
-half of them within twice the time that one takes alone; afterwards no process is left.
+half of them within twice the time that one takes alone; afterwards no process is left. --short: bad programs and
+sound ones get their rewards; their times are printed only, because other tests share the cores.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ from tests.chaos.rig.verdict import conclude, options
 
 LATE_S = 0.5
 _LIMIT_S = 2.0
-_TEST_S, _WALL_PER_TEST = 1.0, 3.0
+_TEST_S, _WALL_PER_TEST = 3.0, 3.0
 _SOUND = "def square(x):\n    return sum(x for _ in range(x))"
 BAD = {
     "loop": "while True: pass",
@@ -53,10 +54,11 @@ _ROOMY = Limits(wall_s=60.0, memory_bytes=256 << 20)
 def main() -> int:
     chosen = options(__doc__, calls=0, programs=0)
     calls, programs = (40, 16) if chosen.short else (1000, 2000)
-    return asyncio.run(_measured(chosen.calls or calls, chosen.programs or programs, Random(chosen.seed)))
+    numbers = chosen.calls or calls, chosen.programs or programs
+    return asyncio.run(_measured(*numbers, Random(chosen.seed), is_timed=not chosen.short))
 
 
-async def _measured(num_calls: int, num_programs: int, random: Random) -> int:
+async def _measured(num_calls: int, num_programs: int, random: Random, *, is_timed: bool) -> int:
     sandbox, scoring = Sandbox(), Sandbox(64)
     try:
         await sandbox.check()
@@ -72,7 +74,7 @@ async def _measured(num_calls: int, num_programs: int, random: Random) -> int:
         scoring.close()
     return conclude(
         "sandbox",
-        not out and not late and not num_left and scored.holds,
+        not out and not late and not num_left and scored.is_right and (scored.is_quick or not is_timed),
         escapes=len(ESCAPES),
         out=len(out),
         calls=num_calls,
@@ -165,11 +167,13 @@ class BadPrograms:
     beside_s: float  # for the sound program beside bad ones, median
 
     @property
-    def holds(self) -> bool:
+    def is_right(self) -> bool:
+        return not self.num_rewarded and not self.num_missed
+
+    @property
+    def is_quick(self) -> bool:
         # A bad program may wait for a sound one, whose tests came first.
-        is_quick = self.longest_s < _WALL_PER_TEST * _TEST_S + LATE_S + self.slowest_s
-        is_quick = is_quick and self.beside_s < 2 * self.alone_s
-        return not self.num_rewarded and not self.num_missed and is_quick
+        return self.longest_s < _WALL_PER_TEST * _TEST_S + LATE_S + self.slowest_s and self.beside_s < 2 * self.alone_s
 
 
 async def score_bad_programs(sandbox: Sandbox, num_programs: int, random: Random) -> BadPrograms:

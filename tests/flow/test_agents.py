@@ -1,10 +1,11 @@
 """A whole run whose samples a user's agent program plays, with OpenAI's client and a reward of its own."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from tests.fakes.tiny_models import byte_tokenizer
+from tests.flow.contract_run import tokenizer
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.user_run import Bring, assert_same_weights, each_trained_once, run
 
@@ -16,21 +17,22 @@ from openai import AsyncOpenAI
 
 async def play(task):
     async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, timeout=120) as client:
-        first = await client.completions.create(model="policy", prompt=task.prompt)
-        more = task.prompt + first.choices[0].text + " again:"
-        second = await client.completions.create(model="policy", prompt=more, max_tokens=8)
-    return sum((first.choices[0].text + second.choices[0].text).encode()) % 11 / 11
+        talk = [{"role": "user", "content": task.prompt}]
+        first = await client.chat.completions.create(model="policy", messages=talk)
+        talk += [first.choices[0].message, {"role": "user", "content": " again:"}]
+        second = await client.chat.completions.create(model="policy", messages=talk, max_tokens=8)
+    return sum((first.choices[0].message.content + second.choices[0].message.content).encode()) % 11 / 11
 """
 
 
 def test_samples_of_a_users_agent_are_trained_once_on_the_tokens_that_were_sampled(
-    cluster: FlowCluster, user: Bring
+    cluster: FlowCluster, user: Bring, chatting: Bring
 ) -> None:
     program = user.folder / "my_agent.py"
     program.write_text(_PROGRAM)
     ran = run(
         cluster,
-        user,
+        replace(user, model=chatting.model),
         "agents",
         rollout__environment=f"agent:{program}:play",
         rewards__endpoints=[],
@@ -42,9 +44,8 @@ def test_samples_of_a_users_agent_are_trained_once_on_the_tokens_that_were_sampl
     assert_same_weights(ran)
     assert {turns for (turns,) in ran.left.rows("SELECT num_turns FROM trajectories WHERE kind = 'train'")} == {2}
     assert len({reward for (reward,) in ran.left.rows("SELECT reward FROM trajectories")}) > 1
-    again = byte_tokenizer().encode(" again:")
     for sample in ran.left.samples:
         bits = "".join(str(int(bit)) for bit in sample["loss_mask"])
-        (between,) = re.findall(r"1(0+)1", bits)
-        assert len(between) == len(again)
+        (between,) = re.finditer(r"(?<=1)0+(?=1)", bits)
+        assert "user\n again:" in tokenizer().decode(sample["tokens"][slice(*between.span())])
     assert "agents generate at http://127.0.0.1:" in ran.command.stdout + ran.command.stderr
