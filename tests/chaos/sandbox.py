@@ -82,6 +82,8 @@ async def _measured(num_calls: int, num_programs: int, random: Random, *, is_tim
         start_s=start_s,
         left=num_left,
         programs=num_programs,
+        rewarded=scored.num_rewarded,
+        missed=scored.num_missed,
         longest_s=round(scored.longest_s, 2),
         alone_s=round(scored.alone_s, 2),
         beside_s=round(scored.beside_s, 2),
