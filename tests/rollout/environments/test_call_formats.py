@@ -176,8 +176,8 @@ def _deepseek(written: str) -> str:
     return f"{before}{begin}{written}{end}{after}"
 
 
-# Calls in the form that the chat templates of these models write. Templates: llama-cpp-python 0.3.16, vLLM 0.11; GLM,
-# Seed-OSS, MiniMax, LFM2, FunctionGemma and OLMo 3 follow their published descriptions.
+# Calls in the form that the chat templates of these models write. Templates: llama-cpp-python 0.3.16, vLLM 0.11. The
+# forms of GLM, Seed-OSS, MiniMax, LFM2, FunctionGemma and OLMo 3 are written without their templates.
 @pytest.mark.parametrize(
     ("written", "call_format"),
     [
