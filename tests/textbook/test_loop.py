@@ -46,7 +46,7 @@ def test_filter_critic_mini_batches_epochs_adaptive_kl_and_adapters_together_hav
 ) -> None:
     together = found["textbook"]["together"]
     assert together["first_difference"] is None
-    assert together["memory"] == {"kl_coefficient": together["beta"]}
+    assert together["memory"] == {"kl_coefficient": together["beta"], "critic_steps": 6.0}
     assert together["is_level"]
     assert sum(line["filtered_low"] + line["filtered_high"] for line in together["lines"]) > loop_rank.NUM_TOGETHER
     for key in ("num_updates", "num_critic_updates"):
@@ -101,7 +101,7 @@ def _without_rounding_alone(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def test_coefficient_of_the_kl_follows_as_in_the_textbook(found: dict[str, Any]) -> None:
     ppo = found["textbook"]["ppo"]
-    assert ppo["memory"] == {"kl_coefficient": ppo["beta"]}
+    assert ppo["memory"] == {"kl_coefficient": ppo["beta"], "critic_steps": 50.0}
     assert ppo["beta"] != loop_rank.SETTINGS["ppo"]["kl"]["coefficient"]
 
 
