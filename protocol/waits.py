@@ -1,4 +1,4 @@
-"""Polling with a deadline. `waits.md` lists every wait of the system and its limit."""
+"""Polling with a deadline. docs/look_up/waits.md lists every wait of the system and its limit."""
 
 import time
 from collections.abc import Iterator

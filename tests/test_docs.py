@@ -1,4 +1,4 @@
-"""The documents name files that exist."""
+"""The documents name files that exist, and link to pages and headings that exist."""
 
 import re
 from collections.abc import Iterator
@@ -6,35 +6,56 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
 _FOLDERS = ("protocol", "rollout", "rewards", "retriever", "learner", "deploy", "tests", "docs")
-_PATH = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|md|sh|yaml|j2|lock))`|`((?:[\w-]+/)+)`|\]\(([^)#:]+)\)")
+_PATH = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|md|sh|yaml|j2|lock))`|`((?:[\w-]+/)+)`")
+_LINK = re.compile(r"\]\(((?!https?:)[^)#]*)(?:#([^)]*))?\)")
 # Files of a run, a checkpoint or a user, and examples.
 _NOT_OURS = re.compile(
-    r"(^|/)(prompts|held_out|my|mine|my_env|score|FILE|settings|given|README|report|corpus|config)\.(py|yaml|jsonl|md|html)$"
-    r"|^(runs|checkpoints|logs|state|model|random|path|keys|\.venv)/|/golden/older/$"
+    r"(^|/)(prompts|held_out|my|mine|\w*my_\w+|score|FILE|settings|given|README|report|corpus|config|game|agent|tools)"
+    r"\.(py|yaml|jsonl|md|html)$"
+    r"|^(runs|checkpoints|logs|state|model|random|path|keys|data|\.venv)/|/golden/older/$"
 )
 
 
 def test_every_file_that_a_document_names_is_there() -> None:
-    missing = {f"{document.relative_to(_ROOT)}: {name}" for document, name in _named() if not _is_there(document, name)}
+    missing = {
+        f"{document.relative_to(_ROOT)}: {name}"
+        for document in _documents()
+        for name in map("".join, _PATH.findall(document.read_text("utf-8")))
+        if not _NOT_OURS.search(name) and not _is_there(document, name)
+    }
     assert missing == set()
 
 
-def _named() -> Iterator[tuple[Path, str]]:
+def test_every_link_of_a_document_leads_to_a_file_and_a_heading() -> None:
+    dead = {
+        f"{document.relative_to(_ROOT)}: {name}#{heading}"
+        for document in _documents()
+        for name, heading in _LINK.findall(document.read_text("utf-8"))
+        if not _leads_somewhere(document.parent / name if name else document, heading)
+    }
+    assert dead == set()
+
+
+def _documents() -> list[Path]:
     in_folders = (path for folder in _FOLDERS for path in (_ROOT / folder).rglob("*.md"))
-    documents = [_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", *in_folders]
-    for document in documents:
-        for groups in _PATH.findall(document.read_text(encoding="utf-8")):
-            name = next(filter(None, groups))
-            if not _NOT_OURS.search(name):
-                yield document, name
+    return [_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", *in_folders]
+
+
+def _leads_somewhere(path: Path, heading: str) -> bool:
+    headings = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.M) if heading and path.is_file() else []
+    return path.exists() and (not heading or heading in map(_anchor, headings))
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip())
 
 
 def _is_there(document: Path, name: str) -> bool:
     """Return whether a name is a path from the root or from the document, or a file's own name below its folder."""
     if (_ROOT / name).exists() or (document.parent / name).exists():
         return True
-    below = document.parent if document.parent != _ROOT else _ROOT
-    return any(str(path).endswith(f"/{name.rstrip('/')}") for path in _below(below))
+    in_room = document.parent != _ROOT and not document.is_relative_to(_ROOT / "docs")
+    return any(str(path).endswith(f"/{name.rstrip('/')}") for path in _below(document.parent if in_room else _ROOT))
 
 
 def _below(folder: Path) -> Iterator[Path]:

@@ -33,7 +33,7 @@ def load_own(setting: str, name: str, record: type[Any]) -> Any:
     if not callable(found) and not isinstance(found, record):
         raise SettingsError(
             f"{problem}{where} has no function or {record.__name__} of the name {attribute}. "
-            "See learner/algorithms/README.md."
+            "See docs/do/algorithms.md."
         )
     return found
 
@@ -55,7 +55,7 @@ def of_its_shape(setting: str, name: str, function: Callable[..., Any], num_retu
         if shapes != expected:
             raise SettingsError(
                 f"settings: {setting} = {name} returned {_join_shapes(shapes)}, expected {_join_shapes(expected)}: "
-                "the shape of its first argument. See learner/algorithms/README.md."
+                "the shape of its first argument. See docs/do/algorithms.md."
             )
         return returned
 

@@ -38,7 +38,7 @@ _NUM_SCORED = 512  # last tokens of each text that are compared: they depend on 
 _SHORT = (24, 16)  # the last is the beginning of the first
 _ALONE = "Set learner.micro_batch_tokens to 1: every trajectory is then computed by itself."
 _OTHER_MODEL = (
-    "Use another model, or a rollout.max_context_tokens below its window or chunk (learner/models/README.md)."
+    "Use another model, or a rollout.max_context_tokens below its window or chunk (docs/look_up/models.md)."
 )
 
 

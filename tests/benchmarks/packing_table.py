@@ -5,7 +5,7 @@
 A tiny random model of each architecture that is named here goes through the check of a start:
 a text of 60 tokens and two short ones, by its own code, alone and packed. --short: the first six.
 
-holds: every one is as ARCHITECTURES has it. The table of learner/models/README.md is what this prints.
+holds: every one is as ARCHITECTURES has it. The table of docs/look_up/models.md is what this prints.
 """
 
 import logging

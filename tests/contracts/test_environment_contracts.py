@@ -79,7 +79,7 @@ def _text(trajectory: Trajectory) -> str:
 
 
 async def test_example_of_the_guide_is_played(tmp_path: Path) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "use" / "environments.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "do" / "environments.md").read_text()
     assert GUIDE_EXAMPLE.strip() in guide
     (tmp_path / "my_env.py").write_text(GUIDE_EXAMPLE)
     engine = ScriptedEngine(lambda context: "e4</move>" if "again" in context else "d4</move>")

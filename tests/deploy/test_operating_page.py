@@ -1,4 +1,4 @@
-"""deploy/operating.md: every failure message that the code can say has its line there, and every line its message."""
+"""docs/look_up/messages.md: every failure message that the code can say has its line there, and every line its message."""
 
 import ast
 import re
@@ -51,7 +51,7 @@ def messages() -> tuple[Message, ...]:
 
 @cache
 def entries() -> tuple[Entry, ...]:
-    page = (ROOT / "deploy" / "operating.md").read_text("utf-8").rpartition("## What a message means")[2]
+    page = (ROOT / "docs" / "look_up" / "messages.md").read_text("utf-8")
     return tuple(_entries(page))
 
 

@@ -61,7 +61,7 @@ def test_every_file_of_the_checkout_that_is_used_is_there(path: Path) -> None:
 def test_ray_of_a_slurm_job_is_outside_of_the_ports_that_documents_name(job: int) -> None:
     script = (DEPLOY / "slurm" / "run.sbatch").read_text("utf-8")
     (assigned,) = re.findall(r"^ray_port=.*$", script, re.M)
-    (ports,) = set(re.findall(r"--ports (\d+-\d+)", (DEPLOY / "operating.md").read_text("utf-8")))
+    (ports,) = set(re.findall(r"--ports (\d+-\d+)", (DEPLOY.parent / "docs" / "do" / "operate.md").read_text("utf-8")))
     evaluated = subprocess.run(
         ["/bin/bash", "-c", f'{assigned}\necho "$ray_port"'],
         env={"SLURM_JOB_ID": str(job)},

@@ -96,7 +96,7 @@ def test_metrics_have_every_key_that_tools_rely_on_in_every_step(plain: Ran) -> 
 
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert [KEYS - line.keys() for line in lines] == [set(), set(), set()]
-    told = set(re.findall(r"`([\w/@]+)`", Path("learner/metrics.md").read_text()))
+    told = set(re.findall(r"`([\w/@]+)`", Path("docs/look_up/metrics.md").read_text()))
     assert {as_told(key) for line in lines for key in line if not key.startswith("reward/")} <= told
     assert all(type(value) in (int, float) for line in lines for value in line.values())
 

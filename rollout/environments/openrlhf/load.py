@@ -94,7 +94,7 @@ def _agent_class(module: ModuleType, path: Path) -> type[Any] | None:
             raise _error(
                 path,
                 f"{executor.__name__} has an `execute` of its own, which drives the engine itself. Move its work "
-                "into the reset and step of an AgentInstance, or write an environment (rollout/README.md).",
+                "into the reset and step of an AgentInstance, or write an environment (docs/do/environments.md).",
             )
     named = [each for each in agents if each.__name__ == "AgentInstance"]
     if not named and len(agents) > 1:

@@ -86,7 +86,7 @@ def test_records_of_a_file_say_what_else_they_are(own: str) -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("{own}:missing", "has no function or Advantage of the name missing. See learner/algorithms/README.md."),
+        ("{own}:missing", "has no function or Advantage of the name missing. See docs/do/algorithms.md."),
         ("{own}:number", "has no function or Advantage of the name number."),
         ("{own}.py:doubled", "there is no file "),
         ("no_such_module:doubled", "no_such_module cannot be loaded: ModuleNotFoundError: No module named"),
