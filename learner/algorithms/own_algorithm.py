@@ -32,8 +32,7 @@ def load_own(setting: str, name: str, record: type[Any]) -> Any:
     found = getattr(module, attribute, None)
     if not callable(found) and not isinstance(found, record):
         raise SettingsError(
-            f"{problem}{where} has no function or {record.__name__} of the name {attribute}. "
-            "See docs/do/algorithms.md."
+            f"{problem}{where} has no function or {record.__name__} of the name {attribute}. See docs/do/algorithms.md."
         )
     return found
 

@@ -37,9 +37,7 @@ _LIMIT = 1e-3  # nats, or a critic's value. Rounding in float32 stays 100 times 
 _NUM_SCORED = 512  # last tokens of each text that are compared: they depend on every window and chunk
 _SHORT = (24, 16)  # the last is the beginning of the first
 _ALONE = "Set learner.micro_batch_tokens to 1: every trajectory is then computed by itself."
-_OTHER_MODEL = (
-    "Use another model, or a rollout.max_context_tokens below its window or chunk (docs/look_up/models.md)."
-)
+_OTHER_MODEL = "Use another model, or a rollout.max_context_tokens below its window or chunk (docs/look_up/models.md)."
 
 
 @dataclass(frozen=True)

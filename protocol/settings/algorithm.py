@@ -62,8 +62,7 @@ class AlgorithmSettings(Section):
 
     recipe: _Recipe = Field(
         "grpo",
-        description="Bundle of settings that belong together (docs/do/algorithms.md); given settings override "
-        "it.",
+        description="Bundle of settings that belong together (docs/do/algorithms.md); given settings override it.",
     )
     advantage: _AdvantageName | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""docs/look_up/messages.md: every failure message that the code can say has its line there, and every line its message."""
+"""docs/look_up/messages.md: every failure message of the code has its line there, and every line its message."""
 
 import ast
 import re
