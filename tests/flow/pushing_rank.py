@@ -24,7 +24,7 @@ from tests.fakes.tiny_models import engine_of, make_tiny_mixture, make_tiny_mode
 from tests.textbook.answer import Answer
 from tests.textbook.sluice_side import SluiceSide
 
-NUM_STEPS, NUM_LEARNT = 10, 2
+NUM_STEPS, NUM_LEARNT = 4, 2
 LR = 1e-2
 VOCAB = 272
 NUM_TOKENS = 16

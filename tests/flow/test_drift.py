@@ -43,7 +43,7 @@ def test_nothing_drifts_in_bfloat16(seen: dict[str, Any]) -> None:
 
 
 def check_drift(seen: dict[str, Any], limit: float) -> None:
-    """Check ten steps at learning rate 0, each with a push. limit: of a token's logprob difference, nats."""
+    """Check steps at learning rate 0, each with a push. limit: of a token's logprob difference, nats."""
     assert len(seen["metrics"]) == pushing_rank.NUM_STEPS
     assert len(set(seen["digests"])) == 1
     for step in seen["metrics"]:

@@ -69,20 +69,16 @@ CRITIC_CASES: dict[str, dict[str, Any]] = {
 ALL = CASES | LOW_CASES | LORA_CASES | CRITIC_CASES
 WORLDS = (1, 2, 4)
 # `python -m tests.benchmarks.gradient_table` runs every case on four ranks, which two cores do slowly.
-_ON_FOUR_RANKS = (
-    "zero 2",
-    "zero 3",
-    "zero 3, offload of all, checkpointing",
-    "zero 3, bfloat16",
-    EXPORTED,
-    "critic, zero 3",
-)
+_ON_RANKS = {
+    1: ("zero 0", "zero 3, offload of all, checkpointing", "lora, zero 0", "critic, zero 0"),
+    4: ("zero 3, offload of all, checkpointing", EXPORTED, "critic, zero 3"),
+}
 Cases = dict[str, dict[str, Any]]
 
 
 def cases_of(world_size: int) -> Cases:
     """Return the cases that a world of so many ranks runs."""
-    return ALL if world_size < 4 else {name: ALL[name] for name in _ON_FOUR_RANKS}
+    return {name: ALL[name] for name in _ON_RANKS.get(world_size, ALL)}
 
 
 def make(folder: Path, name: str, case: dict[str, Any]) -> PolicyEngine | CriticEngine:

@@ -100,7 +100,7 @@ def test_gradient_of_the_critic_is_the_same_to_a_millionth(found: Found, world_s
     assert distance(gradient, found["1"]["critic, zero 0"]["exp_avg"]) < 1e-6
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("world_size", [2, 4])
 def test_exported_adapters_loaded_by_peft_equal_the_merged_model(found: Found, folder: Path, world_size: int) -> None:
     from peft import PeftModel
 

@@ -54,7 +54,7 @@ def test_critic_in_another_stage_than_the_policy_trains_as_on_one_rank(found: Fo
 @pytest.mark.parametrize("writer", WRITERS)
 def test_memory_of_the_objective_has_changed(found: Found, writer: str) -> None:
     memory = found[writer]["memory"]
-    assert memory["reward_count"] == 4 * 12
+    assert memory["reward_count"] == 3 * 12
     assert abs(memory["kl_coefficient"] - 0.05) > 0.001
 
 
