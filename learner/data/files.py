@@ -123,7 +123,6 @@ def _download(text: str, repo: str, revision: str | None, files: Sequence[str]) 
 
 # A run keeps every file open, and Parquet files in memory.
 _MAX_FILES = 512
-_SUFFIXES = (".jsonl", ".parquet")
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 

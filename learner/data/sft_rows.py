@@ -46,15 +46,16 @@ class _BadLineError(Exception):
     pass
 
 
-def load_rows(path: Path, model_dir: Path) -> list[SftRow]:
+def load_rows(path: Path, model_dir: Path, *, trust_remote_code: bool = False) -> list[SftRow]:
     """Return the file's rows in order, tokenized for the model in `model_dir`.
 
+    trust_remote_code: whether the tokenizer's own code in the folder may run.
     Raises: OperatorError with file and line for an invalid line, a row without weighted tokens, or one longer than the
     model's positions; and for a file that is empty or cannot be read.
     """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
     max_tokens = _max_positions(model_dir)
     lines = _read_lines(path)
     segmented = []
@@ -149,6 +150,8 @@ def _chat_segments(messages: Sequence[dict[str, Any]], tokenizer: "PreTrainedTok
                 )
             segments.append(Segment(until[len(done) :], weight))
             done = until
+    if not segments:
+        raise _BadLineError("has no message of the role assistant: there is nothing to learn from it")
     return segments
 
 

@@ -61,7 +61,7 @@ def _make(settings: Settings, model: Path, made: Path, tell: Callable[[str], Non
     engine = load_policy(warm_start_settings(settings, model), name=settings.policy.model)
     run_sft(
         engine,
-        load_rows(Path(warm.data), model),
+        load_rows(Path(warm.data), model, trust_remote_code=settings.policy.trust_remote_code),
         rows_per_step=warm.rows_per_step,
         max_steps=warm.max_steps,
         micro_batch_tokens=micro_batch_tokens,

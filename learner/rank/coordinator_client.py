@@ -66,13 +66,16 @@ class CoordinatorClient:
         self._num_requests = 0
         self._complaint = ""  # problem with an answer since the current request was sent
 
-    def next_batch(self, step: int, rank: int, timeout_s: float) -> tuple[Batch, dict[int, Trajectory]] | str | None:
+    def next_batch(
+        self, step: int, rank: int, timeout_s: float, waited_s: float = 0.0
+    ) -> tuple[Batch, dict[int, Trajectory]] | str | None:
         """Return this rank's share of a step with its trajectories by index, or the reason why the run ends.
 
         None: no server holds the current weights; push them and call again. All ranks get None, or none does.
-        Blocks at most timeout_s, not counting evaluations. Raises: NeighbourError naming the reason of the wait.
+        Blocks at most timeout_s, not counting evaluations. waited_s: part of it that earlier calls took.
+        Raises: NeighbourError naming the reason of the wait.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s - waited_s
         while True:
             answer, buffers = self._call(NextBatch(**self._stamp, step=step, rank=rank))
             match answer:

@@ -83,10 +83,9 @@ class Trainer:
         step, settings = self._step + 1, self._settings
         waiting = f"{WAITING_FOR_BATCH} {step}"
         self._set_phase(waiting)
-        started = time.monotonic()
-        limit_s = settings.learner.batch_timeout_s
-        while (answer := self._coordinator.next_batch(step, self._rank, limit_s)) is None:
-            limit_s = settings.learner.batch_timeout_s - (time.monotonic() - started)
+        started, limit_s, waited_s = time.monotonic(), settings.learner.batch_timeout_s, 0.0
+        while (answer := self._coordinator.next_batch(step, self._rank, limit_s, waited_s)) is None:
+            waited_s = time.monotonic() - started
             self._pusher.set_absent([])
             self._push()
             # The run's command starts a crashed server on a shared device in this phase only.

@@ -9,15 +9,16 @@ from protocol.errors import OperatorError
 _TEXT = "The answer is 12,345.67: f(x) = x**2\n\n    return [naïve, Größe]  # 你好, мир 🙂"
 
 
-def check_same_tokens(setting: str, folder: Path, policy: Path) -> None:
+def check_same_tokens(setting: str, folder: Path, policy: Path, *, trust_remote_code: bool = False) -> None:
     """Raise OperatorError when the tokenizer in `folder` gives the text other tokens than the policy's.
 
     setting: name of the setting that names the folder. A folder without a tokenizer is not checked: trainers save
-    critics without one. Special tokens may differ.
+    critics without one. Special tokens may differ. trust_remote_code: whether tokenizers' own code may run.
     """
     if not any(folder.glob("tokenizer*")):
         return
-    found, expected = _tokens(setting, folder), _tokens("policy.model", policy)
+    found = _tokens(setting, folder, trust_remote_code)
+    expected = _tokens("policy.model", policy, trust_remote_code)
     if found != expected:
         place = next((i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), 0)
         raise OperatorError(
@@ -27,11 +28,11 @@ def check_same_tokens(setting: str, folder: Path, policy: Path) -> None:
         )
 
 
-def _tokens(setting: str, folder: Path) -> list[int]:
+def _tokens(setting: str, folder: Path, trust_remote_code: bool) -> list[int]:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
         tokens: list[int] = tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
     except Exception as error:
         raise OperatorError(f"The tokenizer of {setting} cannot be read: {type(error).__name__}: {error}.") from error

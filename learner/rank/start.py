@@ -112,8 +112,9 @@ def load_roles(settings: Settings, folders: Mapping[str, Path], checkpoint: Chec
 
     folders: this node's folder of each model, by the setting that names it. report: takes the rank's phase. Collective.
     """
+    trust = settings.policy.trust_remote_code
     for setting in folders.keys() - {"policy.model"}:
-        check_same_tokens(setting, folders[setting], folders["policy.model"])
+        check_same_tokens(setting, folders[setting], folders["policy.model"], trust_remote_code=trust)
     model = _first_policy(settings, folders["policy.model"], checkpoint, report)
     report("loading the policy")
     of_policy = policy_settings(settings, model)

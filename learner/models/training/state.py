@@ -158,9 +158,6 @@ def _unfit(folder: Path, problem: str) -> OperatorError:
     )
 
 
-_FLOAT32_BYTES = 4
-
-
 def digest_held_state(
     shards: ZeroShards, weights: Sequence[tuple[str, Tensor]], device: torch.device
 ) -> dict[str, str]:

@@ -137,6 +137,7 @@ def test_blank_lines_are_no_rows_and_keep_the_count(tmp_path: Path, model: Path)
         ({"segments": []}, "has no text"),
         ({"prompt": "a", "response": None}, "response is None, expected a string"),
         ({"messages": [{"content": "a"}]}, "messages[0] has no role"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "has no message of the role assistant"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content is 1, expected a string"),
         ({"prompt": "a" * 41, "response": "b"}, "has 43 tokens, and the model has 40 positions. Shorten it"),
     ],
@@ -155,3 +156,17 @@ def test_file_without_rows_is_refused(tmp_path: Path, model: Path) -> None:
 def test_missing_file_is_refused(tmp_path: Path, model: Path) -> None:
     with pytest.raises(OperatorError, match=r"missing\.jsonl cannot be read: No such file or directory"):
         load_rows(tmp_path / "missing.jsonl", model)
+
+
+def test_tokenizer_with_code_of_its_own_is_used_when_that_is_trusted(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", tied=True, hidden_size=32, num_layers=1)
+    code = (
+        "from transformers import PreTrainedTokenizerFast\n\n\nclass OwnTokenizer(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    (folder / "own.py").write_text(code)
+    path = folder / "tokenizer_config.json"
+    config = {**json.loads(path.read_text()), "tokenizer_class": "OwnTokenizer"}
+    path.write_text(json.dumps({**config, "auto_map": {"AutoTokenizer": [None, "own.OwnTokenizer"]}}))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "2+2=", "response": "4"}')
+    (row,) = load_rows(tmp_path / "rows.jsonl", folder, trust_remote_code=True)
+    assert len(row.tokens) == 6

@@ -84,6 +84,12 @@ def test_time_limit_restarts_after_an_evaluation(made: list[Answering]) -> None:
     assert time.monotonic() - begun >= 2 * 0.1 + 0.25
 
 
+def test_error_of_a_wait_in_several_calls_names_the_whole_limit(made: list[Answering]) -> None:
+    made.append(coordinator := Answering(LACKING, after_s=0.02))
+    with pytest.raises(NeighbourError, match=r"no batch for step 1 within .* = 60 s: step 1 waits"):
+        CoordinatorClient(coordinator.channel, "r1", 1).next_batch(1, 0, timeout_s=60.0, waited_s=59.9)
+
+
 def test_answer_of_another_kind_is_the_coordinators_failure(made: list[Answering]) -> None:
     made.append(coordinator := Answering(m.Done(**STAMP), after_s=0.0))
     with pytest.raises(NeighbourError, match="answered NextBatch with Done"):

@@ -40,7 +40,7 @@ class Peers:
         is_bad = self.num_steps in self.bad_steps
         return StepOutcome(not is_bad, "not finite" if is_bad else "", {"loss": 1.0, "kl": 0.0})
 
-    def next_batch(self, step: int, rank: int, timeout_s: float) -> Any:
+    def next_batch(self, step: int, rank: int, timeout_s: float, waited_s: float) -> Any:
         answer = self.answers.pop(0) if self.answers else "the run is over"
         return (_batch(step, answer), {}) if isinstance(answer, list) else answer
 
