@@ -8,6 +8,9 @@ import errno
 import os
 import re
 import socket
+from collections.abc import MutableMapping
+
+import psutil
 
 from protocol.errors import OperatorError
 
@@ -50,6 +53,31 @@ def own_address_toward(host: str) -> str:
         except OSError as error:
             problem = error
     raise problem
+
+
+def name_interface(host: str, environment: MutableMapping[str, str]) -> None:
+    """Make gloo and NCCL use the interface that reaches `host`, unless the operator has named one.
+
+    By default gloo uses the interface of the host name, which is loopback on Debian, and NCCL the first one that is up,
+    such as a management network. environment: changed in place.
+    """
+    interface = _interface_of(own_address_toward(host))
+    if interface is None:
+        return
+    if interface == "lo":
+        environment["GLOO_SOCKET_IFNAME"] = interface
+        return
+    environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+    environment.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # "=": this name, not a prefix
+
+
+def _interface_of(address: str) -> str | None:
+    if address.startswith("127."):
+        return "lo"
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            return name
+    return None
 
 
 def own_ports() -> range | None:

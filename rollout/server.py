@@ -267,7 +267,7 @@ class RolloutServer:
 
     def _reason_to_end(self) -> str | None:
         if self._engine is None or not self._engine.is_alive:
-            return "its engine died"
+            return "its engine died or hangs"
         error = self._attachment.failure if self._attachment is not None else None
         if error is None:
             return None

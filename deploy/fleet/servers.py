@@ -16,6 +16,7 @@ import ray
 from ray.util import list_named_actors
 
 from deploy.fleet.processes import assigned_here, this_node
+from protocol.addresses import name_interface
 from protocol.errors import AwayError, NeighbourError, OperatorError
 from protocol.node.home import read_cluster
 from protocol.one_line import one_line
@@ -40,6 +41,8 @@ class HostedServer:
 
         A collection of vLLM's and torch's objects finds nothing, and blocks all event loops for 0.1 s or more.
         """
+        if ray.get_gpu_ids():  # before vLLM's workers start
+            name_interface(ray.util.get_node_ip_address(), os.environ)
         described: dict[str, object] = await super().start(files)  # type: ignore[misc]
         if not gc.get_freeze_count():
             gc.collect()

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
-# Modules whose objects are searched. Others hold no model, and some of them hold the whole process.
-_SEARCHED = ("learner.", "deepspeed.", "torch.nn.", "torch.optim.", "transformers.")
+# Objects of these packages are searched, and every module of torch. Others hold no model, some the whole process.
+_SEARCHED = ("learner.", "deepspeed.", "torch.nn.", "torch.optim.", "transformers.", "peft.")
 
 
 class ParkedModels:
@@ -89,7 +89,9 @@ def _tensors(roots: Iterable[object]) -> Iterator[Tensor]:
             waiting.extend(found.values())
         elif isinstance(found, list | tuple | set | frozenset):
             waiting.extend(found)
-        elif type(found).__module__.startswith(_SEARCHED) and hasattr(found, "__dict__"):
+        elif isinstance(found, torch.nn.Module) or (
+            type(found).__module__.startswith(_SEARCHED) and hasattr(found, "__dict__")
+        ):
             waiting.extend(vars(found).values())
 
 

@@ -2,16 +2,15 @@
 
 import os
 import socket
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable
 from datetime import timedelta
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared in its stubs
 
-from protocol.addresses import family_of, own_address_toward
+from protocol.addresses import family_of, name_interface
 
 
 def join_world(
@@ -82,28 +81,3 @@ def first_problem(problem: str | None) -> str | None:
     found: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(found, problem)
     return next((text for text in found if text is not None), None)
-
-
-def name_interface(host: str, environment: MutableMapping[str, str]) -> None:
-    """Make gloo and NCCL use the interface that reaches `host`, unless the operator has named one.
-
-    By default gloo uses the interface of the host name, which is loopback on Debian, and NCCL the first one that is up,
-    such as a management network. environment: changed in place.
-    """
-    interface = _interface_of(own_address_toward(host))
-    if interface is None:
-        return
-    if interface == "lo":
-        environment["GLOO_SOCKET_IFNAME"] = interface
-        return
-    environment.setdefault("GLOO_SOCKET_IFNAME", interface)
-    environment.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # "=": this name, not a prefix
-
-
-def _interface_of(address: str) -> str | None:
-    if address.startswith("127."):
-        return "lo"
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == address for each in addresses):
-            return name
-    return None

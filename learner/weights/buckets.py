@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from protocol.weights.wire import Bucket, bucket_num_bytes, bucket_views
@@ -38,12 +38,27 @@ class BucketMemory:
         self._free.append(whole.set_(flat.untyped_storage()))
 
 
+def wait_for_device(flat: Tensor) -> None:
+    """Return when the device has done what this thread asked of it: another thread's stream may then read `flat`."""
+    import torch
+
+    if flat.is_cuda:
+        torch.cuda.current_stream(flat.device).synchronize()
+
+
 def pack(
-    plan: Sequence[Bucket], gathered: Iterator[Iterable[tuple[str, Tensor]]], memory: BucketMemory
+    plan: Sequence[Bucket],
+    gathered: Iterator[Iterable[tuple[str, Tensor]]],
+    memory: BucketMemory,
+    wait: Callable[[Tensor], None] = wait_for_device,
 ) -> Iterator[Tensor]:
-    """Yield each planned bucket as flat bytes. A bucket's tensors are taken after the previous bucket was copied."""
+    """Yield each planned bucket as flat bytes, once they are written. A bucket's tensors are taken after the previous
+    bucket was copied.
+    """
     for bucket in plan:
-        yield _pack_bucket(bucket, next(gathered, ()), memory)
+        flat = _pack_bucket(bucket, next(gathered, ()), memory)
+        wait(flat)
+        yield flat
     surplus = next(gathered, None)
     if surplus is not None:
         raise ValueError(f"weight push: a bucket of {[name for name, _ in surplus]} is not in the plan")

@@ -143,7 +143,8 @@ class WeightPusher:
                     memory.give_back(before)
                 digest.add(flat)
                 flat, before = next(packed, None), flat
-            self._run(feeds.put(digest.hexdigest()))
+            sent = digest.hexdigest()
+            self._run(feeds.put(sent))
             pauses = self._run(_pauses(pushes))
         except BaseException:
             self._run(self._abort(links, pushes))
@@ -158,7 +159,7 @@ class WeightPusher:
             push_s=time.perf_counter() - start,
             pause_s=max(pauses, default=0.0),
             num_bytes=sum(map(bucket_num_bytes, plan)),
-            digest=digest.hexdigest(),
+            digest=sent,
             synced=tuple(sorted(name for link in links for name in link.names if name not in failed)),
             failed=failed,
         )

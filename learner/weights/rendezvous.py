@@ -10,6 +10,8 @@ from protocol.addresses import listen
 from protocol.weights.group import BroadcastGroup, GlooGroup, NcclGroup, reach_store
 from protocol.weights.same_machine import SameMachineGroup, listen_here
 
+_SERVERS_PATIENCE = 2.0  # a server waits longer for a bucket than the learner, which knows who is late
+
 
 class Rendezvous(Protocol):
     """One attempt to meet."""
@@ -56,7 +58,8 @@ class GlooRendezvous:
 class NcclRendezvous:
     """Through vLLM's rendezvous for NCCL weight transfer, on a port that is opened here."""
 
-    def __init__(self, address: str, num_servers: int, workers_per_server: int) -> None:
+    def __init__(self, address: str, num_servers: int, workers_per_server: int, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
         self._listener = listen(address)
         self._where = (address, int(self._listener.getsockname()[1]))
         self._world_size = 1 + num_servers * workers_per_server
@@ -71,10 +74,11 @@ class NcclRendezvous:
             "master_port": port,
             "rank_offset": rank_offset,
             "world_size": self._world_size,
+            "deadline_s": _SERVERS_PATIENCE * self._deadline_s,
         }
 
     def join(self) -> BroadcastGroup:
-        return NcclGroup(self._listener, self._world_size)
+        return NcclGroup(self._listener, self._world_size, self._deadline_s)
 
     def close(self) -> None:
         self._listener.close()  # a group has its own copy
@@ -108,4 +112,4 @@ def rendezvous(
         return GlooRendezvous(address, port, num_servers, workers_per_server, deadline_s)
     if backend == "ipc":
         return SameMachineRendezvous(num_servers, workers_per_server, deadline_s)
-    return NcclRendezvous(address, num_servers, workers_per_server)
+    return NcclRendezvous(address, num_servers, workers_per_server, deadline_s)

@@ -72,6 +72,12 @@ class RolloutSettings(Section):
                 "load_format has no use: servers start with dummy weights and receive the policy's by the first push. "
                 "Remove it."
             )
+        for name in ("pipeline_parallel_size", "data_parallel_size"):
+            if value.get(name, 1) != 1:
+                raise ValueError(
+                    f"{name} = {value[name]} is not supported: a push reaches tensor-parallel workers only. Remove it, "
+                    "and set rollout.tensor_parallel_size or rollout.num_servers."
+                )
         for name in ("logits_processors", "generation_config", "override_generation_config"):
             if name in value:
                 raise ValueError(

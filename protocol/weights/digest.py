@@ -7,26 +7,26 @@ same on every device. The digest guards against faults, not against an adversary
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import msgspec
 from blake3 import blake3
 
-from protocol.weights.wire import Bucket, bucket_views, cut_into_runs
+from protocol.weights.wire import ROW_BYTES, Bucket, num_rows
 
 if TYPE_CHECKING:
     from torch import Tensor, device
 
-ROW_BYTES = 4096  # 128 * 63 * 4096 < 2**25: a row's sums fit 32 bits
-NUM_SUMS = 16
+NUM_SUMS = 16  # 128 * 63 * ROW_BYTES < 2**25: a row's sums fit 32 bits
 _MIN_ROWS = 32  # matrix units want more than 16 rows
 _ALIGNMENT_BYTES = 16  # required by a GPU's matrix units
 _PART_ROWS = 1 << 14  # rows at once, 64 MiB
 _CPU_PART_ROWS = 1 << 10  # rows at once on a CPU, 4 MiB: they fit its cache
-_SMALL_ROWS = 64  # largest parameters that are summed together
-_TOGETHER_ROWS = 1 << 11  # rows of small parameters at once, 8 MiB
+_log = logging.getLogger(__name__)
 
 
 class WeightDigest:
@@ -37,18 +37,20 @@ class WeightDigest:
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         self._left: Iterator[Bucket] = iter(buckets)
-        self._found: list[tuple[str, str, tuple[int, ...], Tensor]] = []
+        self._sums: list[tuple[Bucket, Tensor]] = []
 
     def add(self, flat: Tensor) -> None:
-        """Add the next bucket, a contiguous uint8 tensor, without waiting for its device."""
+        """Add the next bucket, a contiguous uint8 tensor with zeros in its gaps, without waiting for its device."""
         bucket = next(self._left)
-        sums = sums_of_all([tensor for _, tensor in bucket_views(flat, bucket)])
-        for meta, found in zip(bucket, sums, strict=True):
-            self._found.append((meta.name, meta.dtype, meta.shape, found))
+        self._sums.append((bucket, bucket_sums(flat, bucket)))
 
     def by_name(self) -> dict[str, str]:
         """Return each parameter's digest, 32 hexadecimal digits; waits for the device."""
-        return {name: digest_of_sums(name, dtype, shape, sums) for name, dtype, shape, sums in self._found}
+        return {
+            meta.name: digest_of_sums(meta.name, meta.dtype, meta.shape, sums)
+            for bucket, all_sums in self._sums
+            for meta, sums in zip(bucket, all_sums.cpu(), strict=True)
+        }
 
     def hexdigest(self) -> str:
         """Return the digest of all added parameters; waits for the device."""
@@ -88,74 +90,112 @@ def byte_sums(tensor: Tensor, first_byte: int = 0) -> Tensor:
     return _sums_from_row(first, row) + _sums_from_row(data, row + 1)
 
 
-def sums_of_all(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return `byte_sums` of each contiguous tensor. Small ones are summed together, which saves calls."""
-    found: dict[int, Tensor] = {}
-    small: list[int] = []
-    for number, tensor in enumerate(tensors):
-        if _num_rows(tensor) <= _SMALL_ROWS:
-            small.append(number)
-        else:
-            found[number] = byte_sums(tensor)
-    for run in cut_into_runs(small, lambda number: _num_rows(tensors[number]), _TOGETHER_ROWS):
-        found |= zip(run, _sums_together([tensors[number] for number in run]), strict=True)
-    return [found[number] for number in range(len(tensors))]
-
-
-def _sums_together(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sums of parameters on one device, int64 [parameters, NUM_SUMS]."""
+def bucket_sums(flat: Tensor, bucket: Bucket) -> Tensor:
+    """Return `byte_sums` of each tensor of a bucket, int64 [tensors, NUM_SUMS], in calls that all tensors share."""
     import torch
 
-    lengths = [_num_rows(tensor) for tensor in tensors]
-    numbers = [number for length in lengths for number in range(length)]
-    owners = [owner for owner, length in enumerate(lengths) for _ in range(length)]
-    num_missing = max(0, _MIN_ROWS - len(numbers))  # rows of zeros
-    data = [tensor.detach().reshape(-1).view(torch.uint8).view(torch.int8) for tensor in tensors]
-    whole = [torch.nn.functional.pad(each, (0, gap)) if (gap := -len(each) % ROW_BYTES) else each for each in data]
-    rows = torch.nn.functional.pad(torch.cat(whole).view(-1, ROW_BYTES), (0, 0, 0, num_missing))
-    place = rows.device
-    factors = _mix(_integers(numbers + [0] * num_missing)).to(place)
-    products = torch._int_mm(rows, _matrix(place)) * factors.unsqueeze(1)
-    total = torch.zeros(len(tensors), NUM_SUMS, dtype=torch.int64, device=place)
-    return total.index_add_(0, _integers(owners + [0] * num_missing).to(place), products)
+    place = flat.device
+    lengths = [num_rows(meta) for meta in bucket]
+    firsts = _on_device([0, *accumulate(lengths)][:-1], place)
+    every = torch.arange(len(bucket), device=place)
+    owners = torch.repeat_interleave(every, _on_device(lengths, place), output_size=sum(lengths))
+    numbers = torch.arange(sum(lengths), device=place) - firsts[owners]
+    total = torch.zeros(len(bucket), NUM_SUMS, dtype=torch.int64, device=place)
+    first = 0
+    for rows in torch.split(flat.view(torch.int8).view(-1, ROW_BYTES), _part_rows(place)):
+        part = slice(first, first + len(rows))
+        total.index_add_(0, owners[part], _products(rows, numbers[part]))
+        first += len(rows)
+    return total
 
 
-def _integers(values: Sequence[int]) -> Tensor:
+def _on_device(values: Sequence[int], place: device) -> Tensor:
+    """Return int64 values on the device, without waiting for it."""
     import torch
 
-    return torch.tensor(values, dtype=torch.int64)
+    found = torch.tensor(values, dtype=torch.int64)
+    return found.pin_memory().to(place, non_blocking=True) if place.type == "cuda" else found.to(place)
 
 
-def _num_rows(tensor: Tensor) -> int:
-    return -(-tensor.nbytes // ROW_BYTES)
+def _part_rows(place: device) -> int:
+    return _CPU_PART_ROWS if place.type == "cpu" else _PART_ROWS
 
 
 def _sums_from_row(data: Tensor, first_row: int) -> Tensor:
     """Return the sums of int8 bytes from row `first_row` on."""
     import torch
 
-    num_body_bytes = len(data) - len(data) % (_MIN_ROWS * ROW_BYTES)
-    body, tail = torch.split(data, [num_body_bytes, len(data) - num_body_bytes])
-    total = torch.zeros(NUM_SUMS, dtype=torch.int64, device=data.device)
-    num_rows = first_row
-    part_rows = _CPU_PART_ROWS if data.device.type == "cpu" else _PART_ROWS
-    for rows in torch.split(body.view(-1, ROW_BYTES), part_rows) if num_body_bytes else ():
-        total += _sums_of_rows(rows, num_rows)
-        num_rows += len(rows)
+    place = data.device
+    body, tail = torch.split(data, [len(data) - len(data) % ROW_BYTES, len(data) % ROW_BYTES])
+    total = torch.zeros(NUM_SUMS, dtype=torch.int64, device=place)
+    first = first_row
+    for rows in torch.split(body.view(-1, ROW_BYTES), _part_rows(place)):
+        total += _products(rows, torch.arange(first, first + len(rows), device=place)).sum(dim=0)
+        first += len(rows)
     if len(tail):
-        padded = torch.nn.functional.pad(tail, (0, _MIN_ROWS * ROW_BYTES - len(tail)))
-        total += _sums_of_rows(padded.view(-1, ROW_BYTES), num_rows)
+        padded = torch.nn.functional.pad(tail, (0, ROW_BYTES - len(tail)))
+        total += _products(padded.view(1, ROW_BYTES), torch.arange(first, first + 1, device=place)).sum(dim=0)
     return total
 
 
-def _sums_of_rows(rows: Tensor, first: int) -> Tensor:
-    """Return the sums of rows [R, ROW_BYTES], whose first has number `first` in its parameter."""
+def _products(rows: Tensor, numbers: Tensor) -> Tensor:
+    """Return each row's sums times its factor, int64 [R, NUM_SUMS].
+
+    rows: int8 [R, ROW_BYTES]. numbers: int64 [R], each row's place in its parameter.
+    """
     import torch
 
-    factors = _mix(torch.arange(first, first + len(rows), device=rows.device))
+    num_whole = len(rows)
+    if num_whole < _MIN_ROWS:
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, _MIN_ROWS - num_whole))
     if rows.storage_offset() % _ALIGNMENT_BYTES:
         rows = rows.clone()
-    return (torch._int_mm(rows, _matrix(rows.device)) * factors.unsqueeze(1)).sum(dim=0)
+    return exact_product(rows.device)(rows)[:num_whole] * _mix(numbers).unsqueeze(1)
+
+
+@cache
+def exact_product(place: device) -> Callable[[Tensor], Tensor]:
+    """Return the product of int8 rows [R, ROW_BYTES] and the fixed matrix, [R, NUM_SUMS], that is exact on this device.
+
+    A GPU's int8 units are tried once, since libraries support some layouts on some GPUs only.
+    """
+    if place.type != "cuda" or is_exact(int8_product, place):
+        return int8_product
+    _log.warning('weight digest: no exact int8 product  device=%s consequence="it computes in float64, slower"', place)
+    return float64_product
+
+
+def is_exact(product: Callable[[Tensor], Tensor], place: device) -> bool:
+    """Return whether the product of known rows, in a small and in a large call, is that of whole numbers."""
+    import torch
+
+    block = torch.arange(_MIN_ROWS * ROW_BYTES).mul(0x9E3779B1).bitwise_right_shift(7).to(torch.int8)
+    block = block.view(_MIN_ROWS, ROW_BYTES)
+    matrix = _matrix(torch.device("cpu"))
+    block[:NUM_SUMS] = torch.where(matrix.t() > 0, 127, -128)  # the largest sum of each column
+    expected = block.long() @ matrix.long()
+    try:
+        return all(
+            torch.equal(product(block.to(place).repeat(times, 1)).cpu().long(), expected.repeat(times, 1))
+            for times in (1, _PART_ROWS // _MIN_ROWS)
+        )
+    except RuntimeError:
+        return False
+
+
+def int8_product(rows: Tensor) -> Tensor:
+    """Return the product from integer matrix units, int32."""
+    import torch
+
+    return torch._int_mm(rows, _matrix(rows.device))
+
+
+def float64_product(rows: Tensor) -> Tensor:
+    """Return the product in float64, which holds every sum exactly, as int64."""
+    import torch
+
+    matrix = _matrix(rows.device).double()
+    return torch.cat([(part.double() @ matrix).long() for part in torch.split(rows, 1 << 11)])
 
 
 def _mix(numbers: Tensor) -> Tensor:
@@ -183,9 +223,10 @@ def _matrix(place: device) -> Tensor:
     """Return the fixed matrix, int8 [ROW_BYTES, NUM_SUMS], of -63 to 63 without 0, so that every byte counts.
 
     CPUs without VNNI add two products in 16 bits: at most 2 * 255 * 63.
+    Columns are contiguous, which cuBLAS needs for int8.
     """
     import torch
 
     drawn = _shift_right(_mix(torch.arange(ROW_BYTES * NUM_SUMS) + (1 << 40)), 40) % 126  # 0 to 125
     entries = torch.where(drawn < 63, drawn - 63, drawn - 62)
-    return entries.to(torch.int8).view(ROW_BYTES, NUM_SUMS).to(place)
+    return entries.to(torch.int8).view(ROW_BYTES, NUM_SUMS).t().contiguous().to(place).t()

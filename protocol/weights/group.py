@@ -8,6 +8,8 @@ Torch and vLLM are imported inside functions only.
 from __future__ import annotations
 
 import socket
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -96,22 +98,26 @@ class GlooGroup:
 
 
 class NcclGroup:
-    """A group of GPUs, joined by vLLM's protocol. NCCL has no deadline: `close` aborts a broadcast that hangs."""
+    """A group of GPUs, joined by vLLM's protocol. NCCL has no deadline: a broadcast that is late is aborted."""
 
     device = "cuda"
 
-    def __init__(self, listener: socket.socket, world_size: int) -> None:
-        """Join as rank 0; blocks until all ranks have joined. listener: the rendezvous' socket, taken over."""
+    def __init__(self, listener: socket.socket, world_size: int, deadline_s: float) -> None:
+        """Join as rank 0; blocks until all ranks have joined. listener: the rendezvous' socket, taken over.
+
+        deadline_s: for each broadcast.
+        """
         import torch
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
         from vllm.utils.nccl import unpinned_nccl_env
 
+        self._deadline_s = deadline_s
         met = meet_as_first(listener, world_size)
         with unpinned_nccl_env():
             self._communicator: Any = PyNcclCommunicator(met, device=torch.accelerator.current_device_index())
 
     def broadcast(self, flat: Tensor) -> None:
-        nccl_broadcast(self._communicator, flat)
+        nccl_broadcast(self._communicator, flat, self._deadline_s)
 
     def close(self) -> None:
         """Abort a broadcast under way and free the communicator, some 100 MB of GPU memory; blocks at most 5 s."""
@@ -126,13 +132,30 @@ def meet_as_first(listener: socket.socket, world_size: int) -> Any:
     return StatelessProcessGroup.create(host, port, 0, world_size, listen_socket=listener)
 
 
-def nccl_broadcast(communicator: Any, flat: Tensor) -> None:
-    """Broadcast `flat` from rank 0 over one of vLLM's NCCL communicators and wait for the GPU."""
+def nccl_broadcast(communicator: Any, flat: Tensor, deadline_s: float) -> None:
+    """Broadcast `flat` from rank 0 over one of vLLM's NCCL communicators and wait for the GPU.
+
+    Raises: PeerLostError after `deadline_s`. The communicator is then aborted: a kernel never
+    stops to wait for a lost peer.
+    """
     import torch
 
-    stream = torch.cuda.current_stream()
+    stream, done = torch.cuda.current_stream(), torch.cuda.Event()  # type: ignore[no-untyped-call]
     communicator.broadcast(flat, src=0, stream=stream)
-    stream.synchronize()
+    done.record(stream)
+    if not _is_true_within(deadline_s, done.query):
+        communicator.destroy()
+        raise PeerLostError(PEER_LOST, f"a broadcast did not end within {deadline_s:g} s")
+
+
+def _is_true_within(deadline_s: float, is_true: Callable[[], bool]) -> bool:
+    """Return whether it became true in time; asks every 0.2 ms."""
+    deadline = time.monotonic() + deadline_s
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.0002)
+    return True
 
 
 def _torch_distributed() -> Any:

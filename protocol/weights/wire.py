@@ -16,8 +16,8 @@ import msgspec
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCHEMA_VERSION = 2
-ALIGNMENT_BYTES = 16  # boundary at which every tensor of a bucket starts, so that a typed view is legal
+SCHEMA_VERSION = 3
+ROW_BYTES = 4096  # every tensor of a bucket starts at such a boundary: the digest reads rows; gaps hold zeros
 MAX_TENSORS = 1_000_000
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
@@ -44,7 +44,12 @@ Bucket = tuple[TensorMeta, ...]
 
 def bucket_num_bytes(bucket: Bucket) -> int:
     """Return the length of the flat buffer that carries this bucket, padding included."""
-    return sum(_align(meta.num_bytes) for meta in bucket)
+    return ROW_BYTES * sum(map(num_rows, bucket))
+
+
+def num_rows(meta: TensorMeta) -> int:
+    """Return how many rows of a bucket the tensor takes."""
+    return -(-meta.num_bytes // ROW_BYTES)
 
 
 def bucket_views(flat: Tensor, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
@@ -55,7 +60,7 @@ def bucket_views(flat: Tensor, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
     for meta in bucket:
         end = offset + meta.num_bytes
         yield meta.name, flat[offset:end].view(getattr(torch, meta.dtype)).view(meta.shape)
-        offset += _align(meta.num_bytes)
+        offset += ROW_BYTES * num_rows(meta)
 
 
 def update_message(buckets: Sequence[Bucket]) -> dict[str, Any]:
@@ -106,10 +111,6 @@ class _Update(msgspec.Struct):
     dtype_names: list[str]
     shapes: list[list[int]]
     bucket_lengths: list[int]
-
-
-def _align(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 T = TypeVar("T")

@@ -19,6 +19,7 @@ from rollout.engine.vllm_plugin import HAS_RECEIVED, describe_endings, processes
 _SHUTDOWN_S = 5.0
 _POLL_EVERY_S = 0.01
 _CHECK_ALIVE_EVERY_S = 0.05
+_JOIN_PATIENCE = 2.0  # deadlines after which an unanswered join means that vLLM hangs
 
 T = TypeVar("T")
 
@@ -51,6 +52,8 @@ class Engine:
         self._num_in_flight = 0
         self._num_output_tokens = 0
         self._paused_at: float | None = None
+        self._joining: asyncio.Future[Any] | None = None  # vLLM's call for the latest weight group
+        self._joining_ends_at = 0.0
         self._update: dict[str, Any] | None = None  # metadata of the push under way
         self._is_received = False
         self._is_asleep = False  # between `sleep` and `wake`
@@ -63,8 +66,10 @@ class Engine:
 
     @property
     def is_alive(self) -> bool:
-        """False once vLLM's engine process has died."""
-        return self._llm is not None and not self._llm.errored
+        """False once vLLM's engine process has died, or waits in a join that no deadline ends."""
+        is_joining = self._joining is not None and not self._joining.done()
+        hangs = is_joining and perf_counter() > self._joining_ends_at
+        return self._llm is not None and not self._llm.errored and not hangs
 
     @property
     def stats(self) -> EngineStats:
@@ -134,7 +139,11 @@ class Engine:
         await self._abandon_update()
         await self._call(self._llm.shutdown_weight_transfer_engine(), timeout_s)
         request = WeightTransferInitRequest(init_info=init)
-        await self._call(self._llm.init_weight_transfer_engine(request), timeout_s)
+        # Over NCCL the join of a lost peer blocks vLLM's workers for ever. A cancelled call would hide that.
+        self._joining = asyncio.ensure_future(self._llm.init_weight_transfer_engine(request))
+        self._joining.add_done_callback(lambda joining: joining.cancelled() or joining.exception())
+        self._joining_ends_at = perf_counter() + _JOIN_PATIENCE * timeout_s
+        await self._call(asyncio.shield(self._joining), timeout_s)
 
     async def prepare(self, update: dict[str, Any]) -> None:
         """Get ready for one push's buckets. An uncommitted push is dropped."""

@@ -25,6 +25,7 @@ def start_vllm(spec: EngineRequest) -> Any:
     _set_environment(spec)
     from vllm import AsyncEngineArgs
     from vllm.config.weight_transfer import WeightTransferConfig
+    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from rollout.engine.vllm_plugin import engine_name, register
@@ -41,7 +42,7 @@ def start_vllm(spec: EngineRequest) -> Any:
             weight_transfer_config=WeightTransferConfig(backend=engine_name(spec.weights_backend, spec.second_copy)),
             **{**_default_engine_args(spec), **spec.engine_args},
         )
-        config = args.create_engine_config()
+        config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)  # other contexts batch 128 sequences
     except (TypeError, ValueError) as error:
         raise SettingsError(f"settings: vLLM refuses the engine settings of {spec.model}: {error}") from error
     try:

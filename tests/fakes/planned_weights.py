@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
-from protocol.weights.wire import Bucket, TensorMeta, bucket_num_bytes, cut_into_runs
+from protocol.weights.wire import Bucket, TensorMeta, cut_into_runs
 
 Gathered = Iterator[list[tuple[str, Tensor]]]
 
 
 def plan_buckets(metas: Sequence[TensorMeta], bucket_bytes: int) -> tuple[Bucket, ...]:
     """Return plain tensors in their order, in buckets of at most so many bytes; a larger one has its own."""
-    return tuple(tuple(run) for run in cut_into_runs(metas, lambda meta: bucket_num_bytes((meta,)), bucket_bytes))
+    return tuple(tuple(run) for run in cut_into_runs(metas, lambda meta: meta.num_bytes, bucket_bytes))
 
 
 def planned(named: Iterable[tuple[str, Tensor]], bucket_bytes: int) -> tuple[tuple[Bucket, ...], Gathered]:

@@ -85,7 +85,7 @@ def show_nccl(machine: Machine) -> Finding:
     answers = context.Queue()
     server = context.Process(target=_receive, args=(port, num_bytes, answers), daemon=True)
     server.start()
-    group = NcclGroup(listener, 2)
+    group = NcclGroup(listener, 2, 60.0)
     bucket = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device="cuda")
     push_s = []
     for _ in range(_NUM_PUSHES + 1):
@@ -110,7 +110,7 @@ def _receive(port: int, num_bytes: int, answers: Any) -> None:
     communicator = stateless_init_process_group("127.0.0.1", port, 1, 2, device=1)
     flat = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
     for _ in range(_NUM_PUSHES + 1):
-        nccl_broadcast(communicator, flat)
+        nccl_broadcast(communicator, flat, 60.0)
     answers.put(byte_sums(flat).tolist())
 
 

@@ -178,7 +178,7 @@ async def test_process_ends_when_the_engine_died(stage: Stage) -> None:
     async with asyncio.timeout(20.0):
         while not stage.deaths:
             await asyncio.sleep(0.01)
-    assert stage.deaths == ["its engine died"]
+    assert stage.deaths == ["its engine died or hangs"]
     assert (await stage.server.describe())["is_alive"] is False
 
 

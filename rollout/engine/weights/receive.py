@@ -26,7 +26,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferInitInfo
 
 from protocol.weights.group import BroadcastGroup, GlooGroup, nccl_broadcast, reach_store
 from protocol.weights.same_machine import SameMachineGroup
@@ -209,14 +209,27 @@ class SameMachineEngine(GlooInPlaceEngine):
         super().shutdown()
 
 
+@dataclass(kw_only=True)
+class NcclInit(NCCLWeightTransferInitInfo):  # type: ignore[misc]
+    """The address of the learner's rendezvous, and this server's place in the group."""
+
+    deadline_s: float  # limit for each broadcast
+
+
 class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
     """vLLM's NCCL engine with our buckets and digest. Loads in place: GPUs hold no second copy of the model."""
 
+    init_info_cls = NcclInit
     update_info_cls = WeightUpdate
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._load = InPlaceLoad()
+        self._deadline_s = 0.0
+
+    def init_transfer_engine(self, init_info: NcclInit) -> None:
+        self._deadline_s = init_info.deadline_s
+        super().init_transfer_engine(init_info)
 
     def parse_update_info(self, update_dict: dict[str, Any]) -> WeightUpdate:
         return _read_update(update_dict)
@@ -225,7 +238,8 @@ class NcclWeightEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
         self._load.begin(self.model, self.model_config)
 
     def receive_weights(self, update_info: WeightUpdate) -> None:
-        self._load.take(update_info, self.device, partial(nccl_broadcast, self.model_update_group))
+        broadcast = partial(nccl_broadcast, self.model_update_group, deadline_s=self._deadline_s)
+        self._load.take(update_info, self.device, broadcast)
 
     def finish_weight_update(self) -> None:
         self._load.end()

@@ -115,11 +115,21 @@ def test_memory_that_was_given_back_is_used_again() -> None:
 def test_nothing_of_what_memory_held_before_travels_between_tensors() -> None:
     plan = plan_buckets([TensorMeta("a", "uint8", (5,)), TensorMeta("b", "uint8", (3,))], 100)
     memory = BucketMemory(plan, "cpu")
-    memory.give_back(memory.take(32).fill_(255))
+    memory.give_back(memory.take(8192).fill_(255))
     weights = [("a", torch.ones(5, dtype=torch.uint8)), ("b", torch.ones(3, dtype=torch.uint8))]
     (flat,) = pack(plan, iter([weights]), memory)
 
-    assert flat.tolist() == [1] * 5 + [0] * 11 + [1] * 3 + [0] * 13
+    assert flat.tolist() == [1] * 5 + [0] * 4091 + [1] * 3 + [0] * 4093
+
+
+def test_a_bucket_is_handed_on_only_once_its_device_has_written_it() -> None:
+    """Another thread sends it on another stream, which does not wait for the stream of the copies."""
+    plan = plan_buckets([TensorMeta("a", "uint8", (5,)), TensorMeta("b", "uint8", (3,))], 5)
+    weights = [[("a", torch.ones(5, dtype=torch.uint8))], [("b", torch.ones(3, dtype=torch.uint8))]]
+    written: list[int] = []
+    packed = pack(plan, iter(weights), BucketMemory(plan, "cpu"), lambda flat: written.append(int(flat.sum())))
+
+    assert [(int(flat.sum()), list(written)) for flat in packed] == [(5, [5]), (3, [5, 3])]
 
 
 def test_a_push_to_several_servers_takes_the_memory_of_two_buckets(

@@ -26,7 +26,7 @@ def test_push_gives_every_server_the_weights_and_the_version(pushers: list[Weigh
     assert [holds(server, 1) for server in servers] == [True, True]
     assert servers[0].calls == ["join", "prepare", "receive", "commit"]
     assert servers[0].weights["b"].dtype == torch.bfloat16
-    assert report.num_bytes == 2048 + 208 + 1200
+    assert report.num_bytes == 3 * 4096
     assert (report.pause_s, report.push_s > 0.0) == (0.25, True)
 
 

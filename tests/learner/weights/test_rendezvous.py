@@ -11,7 +11,7 @@ from protocol.weights.same_machine import SameMachineGroup
 
 @pytest.mark.parametrize(
     "begin",
-    [lambda: NcclRendezvous("127.0.0.1", 3, 2), lambda: GlooRendezvous("127.0.0.1", 1, 3, 2, 5.0)],
+    [lambda: NcclRendezvous("127.0.0.1", 3, 2, 5.0), lambda: GlooRendezvous("127.0.0.1", 1, 3, 2, 5.0)],
     ids=["nccl", "gloo"],
 )
 def test_every_rank_of_the_world_is_taken_once(begin: Callable[[], Rendezvous]) -> None:
@@ -25,7 +25,7 @@ def test_every_rank_of_the_world_is_taken_once(begin: Callable[[], Rendezvous]) 
 
 
 def test_place_to_meet_is_one_for_all_and_taken_before_anyone_is_told_of_it() -> None:
-    rendezvous = NcclRendezvous("127.0.0.1", 2, 1)
+    rendezvous = NcclRendezvous("127.0.0.1", 2, 1, 5.0)
     inits = [rendezvous.init(place) for place in range(2)]
     (place,) = {(init["master_address"], init["master_port"]) for init in inits}
     with pytest.raises(OSError, match="in use"):

@@ -87,6 +87,8 @@ from tests.protocol.settings.refusal import refusal
             "policy.lora.rank and policy.warm_start.data are both set",
         ),
         ({"rollout": {"engine_args": {"enable_lora": True}}}, "Remove it: policy.lora needs nothing of the engine"),
+        ({"rollout": {"engine_args": {"pipeline_parallel_size": 2}}}, "pipeline_parallel_size = 2 is not supported"),
+        ({"rollout": {"engine_args": {"data_parallel_size": 2}}}, "data_parallel_size = 2 is not supported"),
         ({"rollout": {"engine_args": {"load_format": "auto"}}}, "load_format has no use: servers start with dummy"),
         (
             {"rollout": {"engine_args": {"logprobs_mode": "raw_logprobs"}}},

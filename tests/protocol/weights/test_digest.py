@@ -8,9 +8,17 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from protocol.weights.digest import WeightDigest, byte_sums, digest_of_tensor, sums_of_all
+from protocol.weights.digest import (
+    WeightDigest,
+    bucket_sums,
+    byte_sums,
+    digest_of_tensor,
+    exact_product,
+    float64_product,
+    int8_product,
+    is_exact,
+)
 from protocol.weights.wire import Bucket, TensorMeta, bucket_num_bytes, bucket_views
 from tests.fakes.planned_weights import plan_buckets
 
@@ -25,7 +33,7 @@ _MASK = (1 << 64) - 1
 def digest_of(plan: tuple[Bucket, ...], weights: dict[str, torch.Tensor]) -> str:
     digest = WeightDigest(plan)
     for bucket in plan:
-        flat = torch.randint(0, 256, (bucket_num_bytes(bucket),), dtype=torch.uint8)  # padding holds anything
+        flat = torch.zeros(bucket_num_bytes(bucket), dtype=torch.uint8)
         for name, view in bucket_views(flat, bucket):
             view.copy_(weights[name])
         digest.add(flat)
@@ -68,23 +76,45 @@ def test_sums_are_those_of_a_slow_loop(num_bytes: int) -> None:
     assert byte_sums(data).tolist() == slow_sums(bytes(data.tolist()))
 
 
-def test_sums_of_many_parameters_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_of_a_bucket_are_those_of_each_tensor() -> None:
     generator = torch.Generator().manual_seed(2)
-    sizes = [5, 0, 4096, 65 * 4096, 4097, 64 * 4096, 16 * 4096 + 1, 7]
-    found = [torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator) for size in sizes]
-    each = [byte_sums(tensor).tolist() for tensor in found]
+    bucket = tuple(
+        TensorMeta(str(size), "uint8", (size,)) for size in [5, 0, 4096, 65 * 4096, 4097, 1300 * 4096, 16 * 4096 + 1, 7]
+    )
+    flat = torch.zeros(bucket_num_bytes(bucket), dtype=torch.uint8)
+    views = [view for _, view in bucket_views(flat, bucket)]
+    for view in views:
+        view.copy_(torch.randint(0, 256, view.shape, dtype=torch.uint8, generator=generator))
 
-    for at_once in (1 << 11, 3):
-        monkeypatch.setattr("protocol.weights.digest._TOGETHER_ROWS", at_once)
-        assert [sums.tolist() for sums in sums_of_all(found)] == each
+    assert bucket_sums(flat, bucket).tolist() == [byte_sums(view).tolist() for view in views]
 
 
-def test_parts_of_a_large_parameter_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = torch.randint(0, 256, (200 * 4096 + 7,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    whole = byte_sums(data)
-    monkeypatch.setattr("protocol.weights.digest._PART_ROWS", 33)
+def test_parts_of_a_large_parameter_add_up() -> None:
+    data = torch.randint(0, 256, (2100 * 4096 + 7,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    cut = 1000 * 4096
 
-    assert torch.equal(byte_sums(data), whole)
+    assert torch.equal(byte_sums(data), byte_sums(data[:cut]) + byte_sums(data[cut:], first_byte=cut))
+
+
+def test_a_device_whose_integer_product_is_wrong_or_missing_is_seen() -> None:
+    def missing(rows: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+    def saturated(rows: torch.Tensor) -> torch.Tensor:
+        return int8_product(rows).clamp(-(1 << 24), 1 << 24)
+
+    def wrong_when_large(rows: torch.Tensor) -> torch.Tensor:
+        return int8_product(rows) + (len(rows) > 1 << 10)
+
+    products = (missing, saturated, wrong_when_large, int8_product, float64_product)
+
+    assert [is_exact(product, torch.device("cpu")) for product in products] == [False, False, False, True, True]
+
+
+def test_matrix_has_contiguous_columns_as_cublas_supports_for_int8() -> None:
+    from protocol.weights.digest import _matrix
+
+    assert _matrix(torch.device("cpu")).stride() == (1, 4096)
 
 
 def test_extreme_bytes_are_summed_exactly_on_a_cpu_of_any_age() -> None:
@@ -106,11 +136,15 @@ def test_extreme_bytes_are_summed_exactly_on_a_cpu_of_any_age() -> None:
 
 
 def test_sums_are_computed_on_the_parameters_device() -> None:
-    with FakeTensorMode():
-        small, large = (torch.empty(size, dtype=torch.bfloat16, device="cuda") for size in (10_000, 200_000))
-        found = [byte_sums(large), *sums_of_all([small, large, small])]
+    large = torch.empty(200_000, dtype=torch.bfloat16, device="meta")
+    bucket = (TensorMeta("a", "uint8", (10_000,)), TensorMeta("b", "uint8", (5,)))
+    found = [
+        byte_sums(large),
+        *bucket_sums(torch.empty(bucket_num_bytes(bucket), dtype=torch.uint8, device="meta"), bucket),
+    ]
 
-    assert [(sums.device.type, sums.dtype, tuple(sums.shape)) for sums in found] == [("cuda", torch.int64, (16,))] * 4
+    assert exact_product(torch.device("meta")) is int8_product
+    assert [(sums.device.type, sums.dtype, tuple(sums.shape)) for sums in found] == [("meta", torch.int64, (16,))] * 3
 
 
 def test_every_single_bit_counts() -> None:
@@ -165,7 +199,7 @@ def test_two_parameters_that_changed_names_are_seen() -> None:
     assert digest_of(((first, second),), weights) != digest_of(((first, second),), changed)
 
 
-def test_neither_buckets_nor_order_nor_padding_count() -> None:
+def test_neither_buckets_nor_order_count() -> None:
     weights = weights_of(METAS)
 
     digests = {

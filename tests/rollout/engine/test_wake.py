@@ -1,4 +1,4 @@
-"""When an engine that wakes resumes its requests, by vLLM's own rules of sleeping and waking."""
+"""When an engine that wakes resumes its requests, by vLLM's own rules of sleeping and waking, and when it hangs."""
 
 import asyncio
 from types import SimpleNamespace
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from protocol.errors import NeighbourError
 from rollout.engine.engine import Engine
 from tests.fakes.tiny_models import engine_of
 
@@ -51,6 +52,8 @@ class Vllm:
         resources = SimpleNamespace(engine_manager=None)
         self.engine_core = SimpleNamespace(pause_scheduler_async=self._pause, resources=resources)
         self.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(scheduler_cls=""))
+        self.errored = False
+        self.has_met = asyncio.Event()
 
     def get_tokenizer(self) -> Any:
         return None
@@ -60,6 +63,11 @@ class Vllm:
 
     async def wake_up(self, tags: list[str] | None = None) -> Any:
         return self._core.wake_up(tags)
+
+    async def shutdown_weight_transfer_engine(self) -> None: ...
+
+    async def init_weight_transfer_engine(self, request: Any) -> None:
+        await self.has_met.wait()
 
     async def start_weight_update(self) -> None: ...
 
@@ -124,3 +132,17 @@ async def test_an_engine_that_is_woken_while_a_push_begins_stays_paused() -> Non
     await preparing
 
     assert not core.is_generating
+
+
+async def test_an_engine_whose_join_never_ends_is_not_alive_after_two_deadlines() -> None:
+    llm = Vllm(core_without_a_model())
+    engine = Engine(engine_of("model"), llm)
+    with pytest.raises(NeighbourError, match="did not answer within"):
+        await engine.join_weights({}, 0.05)
+    was_alive = engine.is_alive
+    await asyncio.sleep(0.06)
+    is_alive = engine.is_alive
+    llm.has_met.set()
+    await asyncio.sleep(0)
+
+    assert (was_alive, is_alive, engine.is_alive) == (True, False, True)

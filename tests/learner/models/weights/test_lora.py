@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from learner.models.gradient import score_tokens
 from learner.models.micro_batch import LearnerSample, make_micro_batch
 from learner.models.model_loading import load_model
+from learner.models.parked import ParkedModels
 from learner.models.reference import ReferenceModel
 from learner.models.weights.export import export_model
 from learner.models.weights.lora import LoraForm, adapted_layers, adapters_off, write_adapters
@@ -178,3 +179,18 @@ def test_reference_that_is_refreshed_becomes_the_policy_and_its_state_is_a_plain
     assert torch.equal(logprobs(again._model), logprobs(reference._model))
     again.refresh(policy)
     torch.testing.assert_close(logprobs(again._model), logprobs(model), rtol=0, atol=1e-4)
+
+
+def test_a_parked_model_with_adapters_leaves_nothing_on_its_device(source: Path) -> None:
+    model = adapted(source)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()  # a mapped file cannot be freed
+    total = sum(parameter.nbytes for parameter in model.parameters())
+    parked = ParkedModels([model], torch.device("cpu"))
+    parked.park()
+    left = sum(parameter.untyped_storage().nbytes() for parameter in model.parameters())
+    num_parked = parked.num_bytes
+    parked.restore()
+
+    assert left == 0
+    assert num_parked >= total

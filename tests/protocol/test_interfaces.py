@@ -1,11 +1,11 @@
-"""Which network interface a rank's libraries are told to use."""
+"""The network interface that gloo and NCCL use."""
 
 import socket
 
 import psutil
 import pytest
 
-from learner.models.world import name_interface
+from protocol.addresses import name_interface
 
 
 def interface() -> tuple[str, str]:
