@@ -5,7 +5,8 @@
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 python=.venv/bin/python
-if [[ ! -x $python ]]; then
+[[ -f pyproject.toml ]] || python=python  # installed: the environment that started the cluster is first on PATH
+if ! command -v "$python" >/dev/null; then
     echo "retriever: $PWD/$python is missing. Run deploy/setup.sh first." >&2
     exit 1
 fi

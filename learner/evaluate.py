@@ -1,7 +1,7 @@
-"""`python -m learner.evaluate MODEL SET [SET ..]`: score a model on held-out prompts, on the running cluster.
+"""`sluice eval MODEL SET [SET ..]`: score a model on held-out prompts, on the running cluster.
 
 The command is a run of no steps with one evaluation. One learner rank loads the model and pushes it to the warm rollout
-servers; nothing is trained or saved. Exit status: as `python -m learner.run`.
+servers; nothing is trained or saved. Exit status: as `sluice run`.
 """
 
 import argparse
@@ -28,20 +28,20 @@ _ABOUT = """\
 Score a model folder, or a Hugging Face name, on sets of held-out prompts without training it: means with their
 standard error, pass@k, majority@n, and means by data source. Every answer is in evaluations.jsonl of the run folder.
 A set is a JSONL or Parquet file, or NAME=FILE. Without a name the first set is held_out, and another has its file's
-name. Settings may follow as in python -m learner.run, such as --rollout.environment search."""
+name. Settings may follow as in sluice run, such as --rollout.environment search."""
 _PREFIX = "eval/"  # of a score's name in metrics.jsonl
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit status."""
-    parser = argparse.ArgumentParser("python -m learner.evaluate", description=_ABOUT, allow_abbrev=False)
+    parser = argparse.ArgumentParser("sluice eval", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", help="model folder, Hugging Face name, or the folder of a run")
     parser.add_argument("sets", metavar="SET", nargs="+", help="prompts with labels: FILE or NAME=FILE")
     parser.add_argument("--samples", type=int, default=1, help="samples of a prompt; one greedy sample is added")
     parser.add_argument("--num-prompts", type=int, default=LARGEST_COUNT, help="number of prompts of each set")
     parser.add_argument("--name", help="name of the run folder; by default the model's name and the time")
     parser.add_argument("--dir", default="runs", help="folder that holds the run folder")
-    parser.add_argument("--config", help="settings file, as of python -m learner.run")
+    parser.add_argument("--config", help="settings file, as of sluice run")
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON object, last of all")
     options, settings = parser.parse_known_args(arguments)
     name = options.name or f"evaluate-{_plain(Path(options.model).name)}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def options_of(options: argparse.Namespace, name: str) -> list[str]:
-    """Return the settings of `python -m learner.run` for a run that only evaluates."""
+    """Return the settings of `sluice run` for a run that only evaluates."""
     sets = [_parse_set(given, number) for number, given in enumerate(options.sets)]
     has_main = sets[0][0] == MAIN_SET
     given = {

@@ -1,6 +1,6 @@
 """Addresses: HOST:PORT as one text, this machine's address toward a peer, and the ports that Sluice may listen on.
 
-An IPv6 address is in brackets, as in a URL: [fd00::1]:6379. `start_cluster.sh --ports` sets the range of ports that a
+An IPv6 address is in brackets, as in a URL: [fd00::1]:6379. `sluice start --ports` sets the range of ports that a
 firewall leaves open; Ray passes our part of it to all processes as SLUICE_PORTS.
 """
 
@@ -105,5 +105,5 @@ def no_free_port(host: str) -> OperatorError:
     """Return the error for a range of ports that are all in use."""
     return OperatorError(
         f"Each port of {os.environ[PORTS_VARIABLE]} on {host} is taken. Start the cluster with a larger range: "
-        "deploy/start_cluster.sh --ports FIRST-LAST."
+        "sluice start --ports FIRST-LAST."
     )

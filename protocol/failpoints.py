@@ -1,7 +1,7 @@
 """Points where tests crash a process, to check the state that a crash leaves.
 
 `failpoint(NAME)` is called at every point of saving, committing, restoring and pushing where a crash matters. It does
-nothing unless SLUICE_FAILPOINT is set at the first call. `python -m learner.run` passes the variable to the
+nothing unless SLUICE_FAILPOINT is set at the first call. `sluice run` passes the variable to the
 coordinator and the learner ranks:
 
     SLUICE_FAILPOINT=checkpoint.commit.renamed:kill      SIGKILL at the first pass

@@ -1,18 +1,19 @@
-"""`python -m retriever.build`: build the index of a corpus before the service starts."""
+"""`sluice build-index`: build the index of a corpus before the service starts."""
 
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 
 from protocol.errors import OperatorError
 from retriever.index_folder import build_index, content_hash
 from retriever.indexes.by_name import add_index_arguments, index_options, kind_named
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m retriever.build", description=__doc__)
+def main(given: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="sluice build-index", description=__doc__)
     add_index_arguments(parser)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     started = time.monotonic()
     try:
         folder, options = index_options(arguments)
@@ -27,4 +28,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -5,6 +5,7 @@ Option names are those of Search-R1's retrieval servers.
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 from protocol.errors import OperatorError
 from protocol.http.bearer import read_token
@@ -15,8 +16,8 @@ from retriever.indexes.by_name import INDEXES, add_index_arguments, index_option
 from retriever.service import Limits, RetrieverService
 
 
-def main() -> int:
-    return run_service(_parser(), _serve)
+def main(arguments: Sequence[str]) -> int:
+    return run_service(_parser(), arguments, _serve)
 
 
 def _serve(arguments: argparse.Namespace) -> None:
@@ -67,4 +68,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""`python -m rewards.check URL`: check that a run can use a reward endpoint, and print what to change.
+"""`sluice check-reward URL`: check that a run can use a reward endpoint, and print what to change.
 
 It sends requests as a run does, with two built-in samples or one of yours (--sample), whose response must be right.
 Each line of output is one fact: ok, a warning, or a problem. Exit 0: no problem.
@@ -216,9 +216,9 @@ async def _check(arguments: argparse.Namespace) -> int:
     return 0 if is_usable else 1
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     try:
-        return asyncio.run(_check(_parser().parse_args()))
+        return asyncio.run(_check(_parser().parse_args(arguments)))
     except OperatorError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -232,7 +232,7 @@ def _seconds(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m rewards.check", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sluice check-reward", description=__doc__)
     parser.add_argument("url", metavar="URL", help="as in rewards.endpoints")
     parser.add_argument(
         "--sample", type=Path, help='file with a line {"prompt", "response", "label", "columns"}; the response is right'
@@ -244,4 +244,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,8 @@
-"""`python -m rewards.serve`: a reward service for a bundled scorer or a user's own Python function."""
+"""`sluice serve-reward`: a reward service for a bundled scorer or a user's own Python function."""
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from protocol.errors import OperatorError
@@ -15,8 +16,8 @@ from rewards.sample import Scorer
 from rewards.service import RewardService
 
 
-def main() -> int:
-    return run_service(_parser(), _serve)
+def main(arguments: Sequence[str]) -> int:
+    return run_service(_parser(), arguments, _serve)
 
 
 def _serve(arguments: argparse.Namespace) -> None:
@@ -49,7 +50,7 @@ def _choose_scorer(arguments: argparse.Namespace) -> tuple[Scorer, str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m rewards.serve", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sluice serve-reward", description=__doc__)
     choice = parser.add_mutually_exclusive_group(required=True)
     choice.add_argument("--scorer", help=f"a bundled scorer: {', '.join(sorted(SCORERS))}")
     choice.add_argument(
@@ -94,4 +95,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -52,14 +52,14 @@ def find_attached_run(timeout_s: float, settle_s: float = _SETTLE_S) -> Attached
     return AttachedRun(names[0] if names else "", None)
 
 
-def end_run(run: AttachedRun, command: str = "stop_cluster") -> None:
+def end_run(run: AttachedRun, command: str = "sluice stop") -> None:
     """End a run after its step; returns when it has saved and ended. command: the name that begins error messages.
 
     Raises: ClusterInUse when it runs elsewhere, or does not end.
     """
     if run.pid is None:
         raise ClusterInUse(
-            f"{command}: {run} uses this cluster. End it there with Ctrl-C. deploy/stop_cluster.sh --now ends it too, "
+            f"{command}: {run} uses this cluster. End it there with Ctrl-C. sluice stop --now ends it too, "
             "and loses the steps after its last checkpoint."
         )
     try:
@@ -72,6 +72,6 @@ def end_run(run: AttachedRun, command: str = "stop_cluster") -> None:
     # Polled: only a parent can wait for a process, and this one is not the parent.
     if not any(has_ended(process) for _ in until(_DRAIN_S, _POLL_S)):
         raise ClusterInUse(
-            f"{command}: {run} has not ended within {_DRAIN_S:g} s of SIGTERM. See its output. deploy/stop_cluster.sh "
+            f"{command}: {run} has not ended within {_DRAIN_S:g} s of SIGTERM. See its output. sluice stop "
             "--now ends it, and loses the steps after its last checkpoint."
         )

@@ -2,7 +2,7 @@
 
 VERB: start, stop, status, nodes, wait-nodes, healthy.
 
-Used by deploy/start_cluster.sh and deploy/stop_cluster.sh. Exit status: 0; 1 with one sentence; 2 for a wrong option.
+Used by sluice start and sluice stop. Exit status: 0; 1 with one sentence; 2 for a wrong option.
 """
 
 import sys
@@ -27,6 +27,7 @@ _USAGE = {
     "healthy": "   returns when Ray and the services of this node are healthy: for probes",
 }
 _HELP = ("-h", "--help")
+_OF_SLUICE = ("stop", "status")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,7 +47,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"python -m deploy.cluster: give one of {', '.join(verbs)}.", file=sys.stderr)
         return 2
     if arguments[0] in _USAGE and set(arguments) & set(_HELP):
-        print(f"usage: python -m deploy.cluster {arguments[0]} {_USAGE[arguments[0]]}")
+        command = "sluice" if arguments[0] in _OF_SLUICE else "python -m deploy.cluster"
+        print(f"usage: {command} {arguments[0]} {_USAGE[arguments[0]]}")
         return 0
     return exit_status(lambda: verbs[arguments[0]](arguments[1:]))
 
@@ -116,7 +118,7 @@ def _status(arguments: Sequence[str]) -> None:
     if down:
         raise OperatorError(
             f"Down: {', '.join(down)}. The node's keeper restarts an ended service by itself; "
-            "deploy/start_cluster.sh starts the rest."
+            "sluice start starts the rest."
         )
 
 

@@ -1,4 +1,4 @@
-"""`start_cluster.sh --block`: stay in the foreground until a signal arrives, as srun and systemd expect."""
+"""`sluice start --block`: stay in the foreground until a signal arrives, as srun and systemd expect."""
 
 import signal
 import subprocess
@@ -36,7 +36,9 @@ def start_and_stay(arguments: Sequence[str]) -> None:
     """
     received = collect_signals()
     # A separate process: a process that has imported Ray handles SIGTERM itself.
-    start = [sys.executable, "-u", "-m", "deploy.cluster", "start", *(each for each in arguments if each != BLOCK)]
+    # -P: the working folder may hold a deploy/ of the user.
+    command = [sys.executable, "-uPm", "deploy.cluster", "start"]
+    start = [*command, *(each for each in arguments if each != BLOCK)]
     run_start(start, received)
     if not received:
         stay(received)

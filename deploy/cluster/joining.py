@@ -58,16 +58,16 @@ def write_join_file(home: Home, ray_address: str) -> Path:
 def read_join_file(path: Path) -> JoinFile:
     """Return the join file's content. Raises: SettingsError for another file, or for one that others may read."""
     if path.is_dir():  # an empty shell variable becomes the working folder
-        raise SettingsError(f"start_cluster: --join {path} is a folder. Give the head's join file.")
+        raise SettingsError(f"sluice start: --join {path} is a folder. Give the head's join file.")
     try:
         if path.stat().st_mode & 0o077:
-            raise SettingsError(f"start_cluster: --join {path} can be read by others. Run: chmod 600 {path}")
+            raise SettingsError(f"sluice start: --join {path} can be read by others. Run: chmod 600 {path}")
         return JoinFile.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise SettingsError(f"start_cluster: --join {path}: {error.strerror}. Give the head's join file.") from None
+        raise SettingsError(f"sluice start: --join {path}: {error.strerror}. Give the head's join file.") from None
     except ValidationError:
         raise SettingsError(
-            f"start_cluster: --join {path} is not a join file. Give the one in the head's SLUICE_HOME, by this version."
+            f"sluice start: --join {path} is not a join file. Give the one in the head's SLUICE_HOME, by this version."
         ) from None
 
 
@@ -75,7 +75,7 @@ def install_secrets(head: JoinFile, home: Home) -> None:
     """Write the head's secrets into this node's home. Raises: OperatorError when it has another cluster's."""
     names = {str(path.relative_to(home.root)) for path in home.secret_files}
     if set(head.secrets) != names:
-        raise SettingsError(f"start_cluster: the join file holds {sorted(head.secrets)}, expected {sorted(names)}.")
+        raise SettingsError(f"sluice start: the join file holds {sorted(head.secrets)}, expected {sorted(names)}.")
     others = [
         name
         for name, text in head.secrets.items()
@@ -143,7 +143,7 @@ def check_is_not_head(address: str | None, known: ClusterState | None) -> None:
     if address is not None and known is not None and is_head(known) and known.ray_address == address:
         raise OperatorError(
             f"This node is the head at {address}: it does not join itself. Give the command on the other nodes, each "
-            "with a SLUICE_HOME of its own. To make another node the head, run deploy/stop_cluster.sh here first."
+            "with a SLUICE_HOME of its own. To make another node the head, run sluice stop here first."
         )
 
 
@@ -154,7 +154,7 @@ def check_head_is_reachable(address: str) -> None:
     except OSError as error:
         raise OperatorError(
             f"The head at {address} cannot be reached from this node ({error.strerror or error}). Check that it runs "
-            "(deploy/start_cluster.sh there), that its --node-ip is reachable from this node, and that no firewall "
+            "(sluice start there), that its --node-ip is reachable from this node, and that no firewall "
             "blocks the port."
         ) from None
 

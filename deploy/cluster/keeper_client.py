@@ -73,7 +73,7 @@ def head_keeper(timeout_s: float) -> tuple[str, Any]:
                 with contextlib.suppress(ValueError):
                     keeper = ray.get_actor(keeper_of(node["NodeID"]), namespace=NAMESPACE)
                     return str(node["NodeManagerAddress"]), keeper
-    raise OperatorError("The head's node has no keeper. Run deploy/start_cluster.sh there: it starts what is missing.")
+    raise OperatorError("The head's node has no keeper. Run sluice start there: it starts what is missing.")
 
 
 def await_nodes(number: int, timeout_s: float) -> None:
@@ -93,7 +93,7 @@ def await_nodes(number: int, timeout_s: float) -> None:
     problem = f"{len(ready)} of {number} were ready within {timeout_s:g} s: {', '.join(ready)}"
     if starting:
         problem += f"; {', '.join(starting)} joined, and the services there are not healthy yet"
-    raise NeighbourError("nodes", f"{problem}. deploy/start_cluster.sh --join on the others, then again here")
+    raise NeighbourError("nodes", f"{problem}. sluice start --join on the others, then again here")
 
 
 def own_node() -> str:

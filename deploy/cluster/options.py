@@ -1,4 +1,4 @@
-"""Options of `deploy/start_cluster.sh`, and the options that a start remembers of earlier starts."""
+"""Options of `sluice start`, and the options that a start remembers of earlier starts."""
 
 import argparse
 import ipaddress
@@ -134,9 +134,9 @@ def read_start_options(arguments: Sequence[str], remembered: Mapping[str, Any] |
     if given.pop("defaults"):
         remembered = None
     if "join" in given and "address" in given:
-        raise SettingsError("start_cluster: give --join or --address: the join file names the head's address.")
+        raise SettingsError("sluice start: give --join or --address: the join file names the head's address.")
     if "reward_scorer" in given and "no_reward" in given:
-        raise SettingsError("start_cluster: give --reward-scorer or --no-reward.")
+        raise SettingsError("sluice start: give --reward-scorer or --no-reward.")
     chosen = {
         name: value for name, value in (_not_overruled(remembered or {}, given) | given).items() if value is not None
     }
@@ -146,7 +146,7 @@ def read_start_options(arguments: Sequence[str], remembered: Mapping[str, Any] |
         chosen["address"] = read_join_file(chosen["join"]).ray_address
     options = StartOptions(**chosen)
     for problem in _problems(options):
-        raise SettingsError(f"start_cluster: {problem}")
+        raise SettingsError(f"sluice start: {problem}")
     if "node_ip" not in chosen and options.address is not None:
         options = replace(options, node_ip=_address_toward(options.address))
     return options
@@ -165,11 +165,11 @@ def read_port_range(text: str) -> PortRange:
     """Return the range FIRST-LAST. Raises: SettingsError for an invalid or too small range."""
     found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
     if found is None:
-        raise SettingsError(f"start_cluster: --ports {text} is not FIRST-LAST. Give a range such as 20000-20999.")
+        raise SettingsError(f"sluice start: --ports {text} is not FIRST-LAST. Give a range such as 20000-20999.")
     first, last = int(found[1]), int(found[2])
     if first < _LOWEST_PORT or not first + _MIN_PORTS - 1 <= last <= 65535:
         raise SettingsError(
-            f"start_cluster: --ports {text}: expected at least {_MIN_PORTS} ports from {_LOWEST_PORT} to 65535. "
+            f"sluice start: --ports {text}: expected at least {_MIN_PORTS} ports from {_LOWEST_PORT} to 65535. "
             "Give a range such as 20000-20999."
         )
     return PortRange(first, last)
@@ -180,14 +180,14 @@ def _read_node_address(given: str) -> str:
     try:
         address = ipaddress.ip_address(given)
     except ValueError:
-        raise SettingsError(f"start_cluster: --node-ip {given} is not an IP address. {_WHERE_TO_LOOK}") from None
+        raise SettingsError(f"sluice start: --node-ip {given} is not an IP address. {_WHERE_TO_LOOK}") from None
     if address.is_unspecified or address.is_multicast:
-        raise SettingsError(f"start_cluster: --node-ip {given} is not the address of one machine. {_WHERE_TO_LOOK}")
+        raise SettingsError(f"sluice start: --node-ip {given} is not the address of one machine. {_WHERE_TO_LOOK}")
     if isinstance(address, ipaddress.IPv6Address) and (
         address.is_loopback or address.is_link_local or address.ipv4_mapped is not None
     ):
         raise SettingsError(
-            f"start_cluster: --node-ip {given} is an address that means nothing to other nodes. {_WHERE_TO_LOOK}"
+            f"sluice start: --node-ip {given} is an address that means nothing to other nodes. {_WHERE_TO_LOOK}"
         )
     return str(address)
 
@@ -198,7 +198,7 @@ def _read_head_address(given: str) -> str:
         host, port = host_and_port(given)
     except ValueError:
         raise SettingsError(
-            f"start_cluster: --address {given} is not HOST:PORT. Give the head's, such as 10.0.0.1:6379 or "
+            f"sluice start: --address {given} is not HOST:PORT. Give the head's, such as 10.0.0.1:6379 or "
             "[fd00::1]:6379."
         ) from None
     if ":" in host:
@@ -206,7 +206,7 @@ def _read_head_address(given: str) -> str:
             host = str(ipaddress.IPv6Address(host))
         except ValueError:
             raise SettingsError(
-                f"start_cluster: --address {given} is not an IPv6 address. Give the head's, such as [fd00::1]:6379."
+                f"sluice start: --address {given} is not an IPv6 address. Give the head's, such as [fd00::1]:6379."
             ) from None
     return with_port(host, port)
 
@@ -216,7 +216,7 @@ def _address_toward(head: str) -> str:
     try:
         return own_address_toward(host_and_port(head)[0])
     except OSError as error:
-        raise OperatorError(f"start_cluster: --address {head}: {error}. Give an address this node can reach.") from None
+        raise OperatorError(f"sluice start: --address {head}: {error}. Give an address this node can reach.") from None
 
 
 def _read_resources(text: str) -> str:
@@ -227,7 +227,7 @@ def _read_resources(text: str) -> str:
         found = None
     if isinstance(found, dict) and (own := sorted(filter(is_name_of_ray, found))):
         raise SettingsError(
-            f"start_cluster: --resources names {', '.join(own)}, which Ray counts by itself. Use names of your own; "
+            f"sluice start: --resources names {', '.join(own)}, which Ray counts by itself. Use names of your own; "
             "--num-cpus and --num-gpus set those that Ray counts."
         )
     if not isinstance(found, dict) or not all(
@@ -235,12 +235,12 @@ def _read_resources(text: str) -> str:
         for value in found.values()
     ):
         raise SettingsError(
-            f"start_cluster: --resources {text} is not a JSON object of whole numbers above 0 "
+            f"sluice start: --resources {text} is not a JSON object of whole numbers above 0 "
             f"and up to {MOST_OF_A_RESOURCE:g}. "
             """Give one such as '{"v100": 8}'."""
         )
     if any(not name or "," in name for name in found):  # Ray separates names by commas
-        raise SettingsError(f"start_cluster: --resources {text} has a name that is empty or has a comma. Use another.")
+        raise SettingsError(f"sluice start: --resources {text} has a name that is empty or has a comma. Use another.")
     return json.dumps({name: int(found[name]) for name in sorted(found)})
 
 
@@ -313,7 +313,7 @@ def _scorer_problems(name: str) -> Iterator[str]:
     if name == "reward_model":
         yield (
             "--reward-scorer reward_model needs a model, which is not an option of a cluster's start. Give "
-            "--no-reward, and start python -m rewards.serve --scorer reward_model --model MODEL yourself."
+            "--no-reward, and start sluice serve-reward --scorer reward_model --model MODEL yourself."
         )
     if name not in SCORERS:
         yield (
@@ -351,7 +351,7 @@ def _port_problems(options: StartOptions) -> Iterator[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="deploy/start_cluster.sh",
+        prog="sluice start",
         description="Start this node's part of a cluster, or its missing parts. "
         "On a running cluster an option that is not given keeps its earlier value.",
         argument_default=argparse.SUPPRESS,

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from deploy.cluster.options import LOOPBACK, StartOptions
 from deploy.node.home import Home
-from deploy.node.processes import MARK, end, family, find_own_processes, last_lines
+from deploy.node.processes import MARK, end, family, find_own_processes, last_lines, search_path
 from protocol.addresses import PORTS_VARIABLE
 from protocol.errors import OperatorError
 from protocol.http.listen import bind
@@ -43,7 +43,6 @@ _RAY_SETTINGS = {
 
 def ray_environment(home: Home, node_ip: str) -> dict[str, str]:
     """Return the environment variables of Ray and of everything it starts, beyond the caller's own."""
-    venv = Path(sys.executable).parent
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(home.ray_token_file),
@@ -58,7 +57,7 @@ def ray_environment(home: Home, node_ip: str) -> dict[str, str]:
         "SLUICE_HOME": str(home.root),
         MARK: str(home.ray_folder),
         # DeepSpeed builds an extension at its first use, and searches ninja on PATH only.
-        "PATH": f"{venv}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PATH": search_path(),
     }
 
 

@@ -41,14 +41,14 @@ def find_reusable(options: StartOptions, wanted: Mapping[str, Service], home: Ho
     run = _attached_run(state) if running else None
     if run is not None and (replaced := [name for name in other_options if name in running]):
         raise ClusterInUse(
-            f"start_cluster: these options would replace {', '.join(replaced)}, which {run} uses. "
+            f"sluice start: these options would replace {', '.join(replaced)}, which {run} uses. "
             f"Give the options of the earlier start ({format_options(state.options)}), or none, or wait until the run "
             "has ended."
         )
     if run is not None and other_code:
         print(
             f"Kept, although its code has changed: {', '.join(other_code)}, which {run} uses. "
-            "Another deploy/start_cluster.sh after the run replaces it.",
+            "Another sluice start after the run replaces it.",
             file=sys.stderr,
         )
         other_code = []

@@ -9,7 +9,7 @@ from pathlib import Path
 from deploy.cluster.joining import is_reachable
 from deploy.cluster.options import LOOPBACK, StartOptions
 from deploy.node.home import Home
-from deploy.node.processes import MARK, launch
+from deploy.node.processes import MARK, launch, search_path
 from protocol.addresses import with_port
 from protocol.node.home import ProcessRecord
 from protocol.node.identity import code_digest
@@ -29,7 +29,13 @@ class Service:
 
     def launch(self, home: Home) -> ProcessRecord:
         """Start the process and return its record."""
-        environment = {**os.environ, "SLUICE_HOME": str(home.root), MARK: str(home.ray_folder), "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "SLUICE_HOME": str(home.root),
+            MARK: str(home.ray_folder),
+            "OMP_NUM_THREADS": "1",
+            "PATH": search_path(),
+        }
         log = home.logs / f"{self.name}.log"
         return launch(self.name, self.command, self.code, log, environment, self.url, self.folder)
 

@@ -33,7 +33,7 @@ from deploy.cluster.reuse import end_replaced, find_reusable
 from deploy.cluster.services import Service, services_of, shared_retriever_url
 from deploy.cluster.tables import show_cluster, show_how_to_join, show_next_step
 from deploy.node.home import Home, check_not_used_elsewhere, exclusive, make_home, this_home
-from deploy.node.processes import MARK, check_port, end, family, find
+from deploy.node.processes import MARK, allow_many_files, check_port, end, family, find
 from deploy.node.service import await_healthy
 from protocol.addresses import PORTS_VARIABLE
 from protocol.errors import OperatorError
@@ -53,6 +53,8 @@ def start(arguments: Sequence[str]) -> None:
     if BLOCK in arguments and not set(arguments) & {"-h", "--help"}:
         start_and_stay(arguments)
         return
+    os.umask(os.umask(0o022) | 0o002)  # other users may never write a cluster's files
+    allow_many_files()
     known = known_cluster()
     options, home = read_start_options(arguments, known.options if known is not None else None), this_home()
     os.environ[PORTS_VARIABLE] = options.ports.ours if options.ports is not None else ""
@@ -74,7 +76,7 @@ def start(arguments: Sequence[str]) -> None:
     if options.address is not None and FLEET in down:
         down.remove(FLEET)  # the head's fleet is busy with a run that began earlier
     if down:
-        raise OperatorError(f"Down: {', '.join(down)}. Its log says why; deploy/start_cluster.sh tries again.")
+        raise OperatorError(f"Down: {', '.join(down)}. Its log says why; sluice start tries again.")
     if options.address is None and is_reachable(options.node_ip):
         show_how_to_join(write_join_file(home, options.ray_address))
     if options.wait_nodes:
@@ -235,7 +237,8 @@ def _has_port(known: ClusterState, port: int) -> bool:
 
 def _make_quickstart(home: Home) -> None:
     """Make the quick start's files, in a process of its own, whose memory is freed."""
-    command = [sys.executable, "-m", "deploy.quickstart", "--out", str(home.quickstart)]
+    # -P: the working folder may hold a deploy/ of the user.
+    command = [sys.executable, "-P", "-m", "deploy.quickstart", "--out", str(home.quickstart)]
     environment = {**os.environ, MARK: str(home.ray_folder)}  # a stop finds the process by this mark
     made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603  # ours
     if made.returncode:

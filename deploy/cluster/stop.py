@@ -26,7 +26,7 @@ def stop(arguments: Sequence[str]) -> None:
     unknown = [argument for argument in arguments if argument != "--now"]
     if unknown:
         raise SettingsError(
-            f"stop_cluster: {unknown[0]} is not known; the only option is --now, which does not wait for a run."
+            f"sluice stop: {unknown[0]} is not known; the only option is --now, which does not wait for a run."
         )
     home = this_home()
     if not home.root.is_dir():
@@ -62,7 +62,7 @@ def _end_orderly(state: ClusterState, is_now: bool) -> None:
             elif run is not None:
                 print(
                     f"Stopping {run} first: it ends after its step, with a checkpoint. "
-                    "deploy/stop_cluster.sh --now does not wait for it.",
+                    "sluice stop --now does not wait for it.",
                     flush=True,
                 )
                 end_run(run)

@@ -1,5 +1,8 @@
 """The tables of `deploy.cluster`: this node's processes, and every node of the cluster."""
 
+import os
+import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -98,12 +101,14 @@ def show_rows(title: str, rows: Sequence[Row]) -> None:
 
 def show_how_to_join(join_file: Path) -> None:
     """Print the command by which another machine joins this cluster."""
-    print(f"Other nodes join with: deploy/start_cluster.sh --join {join_file}   (copy it there, or share its disk)")
+    print(f"Other nodes join with: sluice start --join {join_file}   (copy it there, or share its disk)")
 
 
 def show_next_step() -> None:
     """Print the command that uses a running cluster."""
-    Console().print("Next: [bold].venv/bin/python -m learner.run[/]   (deploy/stop_cluster.sh ends everything)")
+    here = Path(sys.executable).with_name("sluice")
+    command = "sluice" if shutil.which("sluice") else os.path.relpath(here) if here.is_relative_to(Path.cwd()) else here
+    print(f"Next: {command} run   ({command} stop ends everything)")
 
 
 def node_rows() -> list[NodeRow]:

@@ -82,7 +82,7 @@ class Fleet:
             names = sorted({server["run"]["run_id"] for server in await self.describe() if server.get("run")})
             raise OperatorError(
                 f"Another run ({', '.join(names) or 'not attached yet'}) is using this cluster. Wait for its end, or "
-                "end it on its machine with python -m deploy.runs stop."
+                "end it on its machine with sluice runs stop."
             )
 
     async def lend_processes(

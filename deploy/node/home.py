@@ -77,7 +77,7 @@ def make_home(home: Home, is_joining: bool) -> None:
         names = ", ".join(str(path.relative_to(home.root)) for path in missing)
         raise OperatorError(
             f"To join a cluster this node needs the head's secrets: {names} in {home.root}. "
-            "Give the head's join file: deploy/start_cluster.sh --join FILE."
+            "Give the head's join file: sluice start --join FILE."
         )
     for path in (home.token_file, home.ray_token_file):
         if not path.is_file():

@@ -1,8 +1,10 @@
 """Processes of the cluster: started detached, and recognised by pid and start time before they are ended."""
 
 import os
+import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,9 +19,32 @@ MARK = "SLUICE_CLUSTER_FOLDER"
 """Environment variable of every process that a start launches: the cluster's folder for Ray."""
 
 _TERM_S = 10.0
+_MANY_FILES, _FEW_FILES = 65_536, 8_192  # open files of a process: of a large run, and too few for one
 _KILL_S = 5.0
 _SAME_START_S = 0.05  # tolerance for records of earlier versions, which have no kernel ticks
 _SHM = "/dev/shm/"  # noqa: S108  # where shared memory is, not a temporary file of ours
+
+
+def allow_many_files() -> None:
+    """Raise the limit of open files of this process and its children: each server, rank and agent has several.
+
+    Prints a warning where the machine allows too few.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raised = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
+    if soft != resource.RLIM_INFINITY and soft < raised:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+    if raised < _FEW_FILES:
+        print(
+            f"sluice start: a process may open {raised} files here (ulimit -Hn); hundreds of servers or agents need "
+            f"{_MANY_FILES}. Raise LimitNOFILE, docker's --ulimit nofile or limits.conf.",
+            file=sys.stderr,
+        )
+
+
+def search_path() -> str:
+    """Return PATH with the programs of this Python's environment first."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
 def launch(

@@ -1,4 +1,4 @@
-"""`python -m deploy.runs [list | logs [NAME] [--follow] | stop [NAME]]`: runs of this node's cluster, from outside.
+"""`sluice runs [list | logs [NAME] [--follow] | stop [NAME]]`: runs of this node's cluster, from outside.
 
 Exit status: 0; 1 with one sentence; 2 for a wrong option.
 """
@@ -108,7 +108,7 @@ def _names_elsewhere() -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m deploy.runs", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser("sluice runs", description=__doc__, allow_abbrev=False)
     verbs = parser.add_subparsers(dest="verb", metavar="list | logs | stop")
     verbs.add_parser("list", help="the running run with its start and step, and ended runs of --no-wait")
     logs = verbs.add_parser("logs", help="the end of a run's output")
@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _show(runs: Sequence[Run]) -> None:
     if not runs:
-        print("No run uses this cluster, and python -m learner.run --no-wait has started none.")
+        print("No run uses this cluster, and sluice run --no-wait has started none.")
         return
     table = Table("run", "state", "since", "step", "folder")
     for run in runs:
@@ -140,16 +140,16 @@ def _select(runs: Sequence[Run], name: str | None) -> Run:
     if found:
         return found[0]
     if name is None:
-        raise OperatorError("deploy.runs: no run is known here. python -m learner.run starts one.")
+        raise OperatorError("sluice runs: no run is known here. sluice run starts one.")
     there = f"{', '.join(run.name for run in runs)} {'is' if len(runs) == 1 else 'are'}" if runs else "none is"
-    raise OperatorError(f"deploy.runs: {name} is not known here; {there}.")
+    raise OperatorError(f"sluice runs: {name} is not known here; {there}.")
 
 
 def _show_log(run: Run, *, follow: bool) -> None:
     """Print the end of a run's output; with follow, new output until it ends. Raises: OperatorError without a log."""
     if run.log is None:
         where = f"its records are in {run.folder}" if run.folder else "see the machine of its command"
-        raise OperatorError(f"deploy.runs: {run.name} writes to the terminal of its command; {where}.")
+        raise OperatorError(f"sluice runs: {run.name} writes to the terminal of its command; {where}.")
     with run.log.open(encoding="utf-8", errors="replace") as log:
         print("".join(deque(log, _TAIL_LINES)), end="", flush=True)
         while follow:
@@ -170,11 +170,11 @@ def _stop(runs: Sequence[Run], name: str | None) -> None:
         print(f"{name} has ended.")
         return
     if name is None and not running:
-        raise OperatorError("deploy.runs: no run uses this cluster.")
+        raise OperatorError("sluice runs: no run uses this cluster.")
     run = _select(running, name)
     from deploy.cluster.attached_run import AttachedRun, end_run  # imports Ray
 
-    end_run(AttachedRun(run.name, run.pid), "deploy.runs")
+    end_run(AttachedRun(run.name, run.pid), "sluice runs")
     for _ in until(_FREE_S, _POLL_S):
         if not is_running(run.name):
             break

@@ -1,4 +1,4 @@
-"""`python -m learner.audit RUN_DIR`: prove that nothing of a run was lost or trained twice, or name what broke.
+"""`sluice audit RUN_DIR`: prove that nothing of a run was lost or trained twice, or name what broke.
 
 Reading order: run, steps, rules, checkpoints, counts, report, command.
 """

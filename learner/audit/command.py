@@ -1,4 +1,4 @@
-"""The command `python -m learner.audit RUN_DIR` as a function, and its tables.
+"""The command `sluice audit RUN_DIR` as a function, and its tables.
 
 Exit status: 0 when in the surviving lineage every prompt of every epoch was trained exactly once, skipped with a
 reason, or is still to come; 1 with one line for each breach; 2 with one sentence for a wrong option or folder.
@@ -28,7 +28,7 @@ running."""
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit status."""
-    parser = argparse.ArgumentParser("python -m learner.audit", description=_ABOUT, allow_abbrev=False)
+    parser = argparse.ArgumentParser("sluice audit", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="folder of the run, such as runs/NAME")
     parser.add_argument("--data", type=Path, help="present path of the run's training prompts, if they were moved")
     parser.add_argument("--json", action="store_true", help="print the same facts as one JSON object")

@@ -100,9 +100,7 @@ def find_fleet() -> Any:
     try:
         return ray.get_actor(FLEET, namespace=NAMESPACE)
     except ValueError:
-        raise OperatorError(
-            "The cluster has no fleet. Run deploy/start_cluster.sh again: it starts the missing parts."
-        ) from None
+        raise OperatorError("The cluster has no fleet. Run sluice start again: it starts the missing parts.") from None
 
 
 def _await_restarted_fleet(old_pid: int) -> Any:

@@ -37,8 +37,7 @@ def connect(cluster: ClusterState) -> Iterator[None]:
         ray.init(address=cluster.ray_address, log_to_driver=False, logging_level="ERROR", **options)
     except (OSError, RuntimeError, RayError) as error:
         raise OperatorError(
-            f"Ray at {cluster.ray_address} does not answer ({first_line(error)}). "
-            "Start it with deploy/start_cluster.sh."
+            f"Ray at {cluster.ray_address} does not answer ({first_line(error)}). Start it with sluice start."
         ) from None
     _silence_ray()
     try:

@@ -87,7 +87,7 @@ RULES = {
         "equal_group_share",
         lambda share, bounds, line: share > bounds.equal_groups,
         "{value:.0%} of the groups have equal rewards and teach nothing about which sample was better. If every reward "
-        "is 0, try the scorer with python -m rewards.check, and name it in rewards.endpoints. Otherwise use prompts of "
+        "is 0, try the scorer with sluice check-reward, and name it in rewards.endpoints. Otherwise use prompts of "
         "another difficulty, a larger rollout.group_size, or filter.dynamic_sampling.",
     ),
     "truncated": Rule(

@@ -10,7 +10,7 @@ from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 
 _CLUSTER = "the cluster"
-_JOIN = "have more nodes join (deploy/start_cluster.sh --join)"
+_JOIN = "have more nodes join (sluice start --join)"
 _STATE = "weights and optimizer"  # permanent GPU memory of a learner rank
 _GB = 1e9
 
@@ -164,7 +164,7 @@ def _too_few_resources(request: RoleRequest, nodes: Sequence[Node]) -> Iterator[
         needs = f"{each:g} {name} each ({request.setting}.resources)"
         if not most:
             names = sorted({other for node in nodes for other in node.resources})
-            start = f"""start_cluster.sh --resources '{{"{name}": 1}}'"""
+            start = f"""sluice start --resources '{{"{name}": 1}}'"""
             has = f"no {name}, only {', '.join(names)}" if names else f"no {name}"
             yield Shortage(request.role, needs, _CLUSTER, has, f"Start its nodes with {start}, or remove it")
         elif each > most:

@@ -88,7 +88,7 @@ def _check_nodes(nodes: Sequence[Node]) -> None:
     if not nodes:
         raise SettingsError(
             "settings: the cluster has no node that takes processes at the moment: Ray lists a restarted node twice "
-            "for half a minute. Give the command again, or have nodes join (deploy/start_cluster.sh --join)."
+            "for half a minute. Give the command again, or have nodes join (sluice start --join)."
         )
 
 

@@ -1,4 +1,4 @@
-"""Writes a run's report.html: one file that opens without a network. `python -m learner.report RUN_DIR`.
+"""Writes a run's report.html: one file that opens without a network. `sluice report RUN_DIR`.
 
 The run may be finished, running, killed or empty.
 """
@@ -59,7 +59,7 @@ def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
 
 def main(arguments: Sequence[str]) -> int:
     """Return the command's exit status."""
-    parser = argparse.ArgumentParser(prog="python -m learner.report", description="Writes a run's report.html.")
+    parser = argparse.ArgumentParser(prog="sluice report", description="Writes a run's report.html.")
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run's folder, such as runs/quickstart")
     parser.add_argument(
         "--tokenizer", type=Path, metavar="DIR", help="folder with tokenizer.json (default: the run's policy.model)"

@@ -1,4 +1,4 @@
-"""The command `python -m learner.run`: checks, starts, watches and restarts a run.
+"""The command `sluice run`: checks, starts, watches and restarts a run.
 
 Reading order: command, preflight, plan, start, driver, attempt.
 """

@@ -1,4 +1,4 @@
-"""`python -m learner.run`: train a policy with the given settings, on the running cluster.
+"""`sluice run`: train a policy with the given settings, on the running cluster.
 
 Exit status: 0 after all steps or SIGTERM; 1 with one sentence after a failure; 2 for a wrong setting, before anything
 was started; 130 after Ctrl-C.
@@ -25,7 +25,7 @@ _QUICK_START = "quickstart"
 _QUICK_START_CONFIG = Path(__file__).resolve().parents[2] / "deploy" / "configs" / "quickstart.yaml"
 _RAY_COPIES = "working_dir_files"  # folder in which Ray puts the copies of `ray job submit --working-dir`
 _ABOUT = """\
-Train a language model with reinforcement learning on the cluster that deploy/start_cluster.sh started.
+Train a language model with reinforcement learning on the cluster that `sluice start` started.
 A command with policy.model, data.train or a --config file is a run of your own and uses nothing of the quick start.
 The quick start runs without them, or with --config quickstart. Give any setting below in the YAML file or on the
 command line; lists and maps as JSON. Relative paths start at the current folder."""
@@ -64,11 +64,11 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("python -m learner.run", add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser("sluice run", add_help=False, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help=f"YAML file of settings, or {_QUICK_START}")
     parser.add_argument("--plan", action="store_true", help="print the place of each process, and stop")
     parser.add_argument("--cluster", metavar="FILE", help="with --plan: use the cluster that this file describes")
-    parser.add_argument(OPTION, action="store_true", help="run in the background; python -m deploy.runs shows it")
+    parser.add_argument(OPTION, action="store_true", help="run in the background; sluice runs shows it")
     parser.add_argument("-h", "--help", action="store_true", help="show this text")
     own, options = parser.parse_known_args(arguments)
     if own.help:

@@ -23,7 +23,7 @@ _CHECKS_S = 1800.0
 
 
 def start_detached(arguments: Sequence[str], folder: Path) -> int:
-    """Start `python -m learner.run ARGUMENTS` in a session of its own; returns the exit status of this command.
+    """Start `sluice run ARGUMENTS` in a session of its own; returns the exit status of this command.
 
     folder: the run's. Raises: OperatorError when another run has the cluster; as `wait_until_begun` does.
     """
@@ -34,7 +34,7 @@ def start_detached(arguments: Sequence[str], folder: Path) -> int:
     with contextlib.suppress(FileNotFoundError):  # it has the reason why the resumed run ended
         log.replace(log.with_name(f"{log.name}.previous"))
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
-        command = [sys.executable, "-m", "learner.run", *(part for part in arguments if part != OPTION)]
+        command = [sys.executable, "-Pm", "learner.run", *(part for part in arguments if part != OPTION)]
         run = subprocess.Popen(  # noqa: S603  # our own module, without a shell
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -59,7 +59,7 @@ def wait_until_begun(run: "subprocess.Popen[bytes]", log: Path, before: object) 
         if current is not None and is_its and stamp_of(Path(current.folder)) not in (None, before):
             say(
                 f"The run {current.run_id} continues in the background (process {run.pid}). Its output: {log}. "
-                "python -m deploy.runs lists, shows and stops it."
+                "sluice runs lists, shows and stops it."
             )
             return 0
         if (status := run.poll()) is not None:

@@ -64,7 +64,7 @@ def drive(settings: Settings, checked: CheckedRun) -> int:
     """
     cluster = read_cluster()
     if (loss := describe_cluster_loss(cluster)) is not None:
-        raise OperatorError(f"{loss}. Start the cluster with deploy/start_cluster.sh.")
+        raise OperatorError(f"{loss}. Start the cluster with sluice start.")
     start, progress = checked.start, _Progress()
     for part in describe_parts(settings, cluster):
         say(part)
@@ -208,7 +208,7 @@ def _cluster_ended(loss: str, start: RunStart) -> OperatorError:
     """Return the error of a run whose cluster is gone."""
     saved = plan_restart(start).step
     return OperatorError(
-        f"The cluster was stopped, or died, during the run: {loss}. Start it with deploy/start_cluster.sh and give "
+        f"The cluster was stopped, or died, during the run: {loss}. Start it with sluice start and give "
         f"this command again: the run resumes from {f'the checkpoint of step {saved}' if saved else 'its start'}."
     )
 

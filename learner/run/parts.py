@@ -32,7 +32,7 @@ def _rewards(settings: Settings, cluster: ClusterState | None) -> str:
     if environment == "agents" or environment.startswith("openrlhf_agent:"):  # they give the rewards themselves
         return "the environment"
     if cluster is None:
-        return "the cluster's reward server (start_cluster.sh --reward-scorer), because rewards.endpoints is empty"
+        return "the cluster's reward server (sluice start --reward-scorer), because rewards.endpoints is empty"
     if (scorer := _bundled_scorer(cluster)) is None:
         return "the environment, because rewards.endpoints is empty and the cluster has no reward server"
     unless = "" if environment in _WITHOUT_REWARDS else ", unless the environment gives them"

@@ -18,11 +18,12 @@ _BACKLOG = 1024
 _SWITCH_S = 0.0005
 
 
-def run_service(parser: argparse.ArgumentParser, serve: Callable[[argparse.Namespace], None]) -> int:
+def run_service(
+    parser: argparse.ArgumentParser, given: Sequence[str], serve: Callable[[argparse.Namespace], None]
+) -> int:
     """Return the exit code of a service's command. An OperatorError is printed in one line."""
-    arguments = parser.parse_args()
     try:
-        serve(arguments)
+        serve(parser.parse_args(given))
     except OperatorError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -96,7 +96,7 @@ def refusal(other: CurrentRun | None) -> str:
     of_machine, there = ("", "") if other.pid_here is not None else (f" of {other.machine}", " there")
     return (
         f"The run {other.run_id} is using this cluster (process {other.pid}{of_machine}, folder {other.folder}). Wait "
-        f"for its end, end it with python -m deploy.runs stop{there}, or give SLUICE_HOME and ports of its own to a "
+        f"for its end, end it with sluice runs stop{there}, or give SLUICE_HOME and ports of its own to a "
         "second cluster."
     )
 

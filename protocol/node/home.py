@@ -1,6 +1,7 @@
 """The files and the description of a node's cluster.
 
-SLUICE_HOME (default: .sluice in the checkout) holds cluster.json, keys/, token, ray_token, logs/, cache/, quickstart/.
+SLUICE_HOME holds cluster.json, keys/, token, ray_token, logs/, cache/, quickstart/. Its default is .sluice in the
+checkout, or in the home folder of an installed Sluice's user.
 Folders are 0700 and secrets 0600.
 """
 
@@ -74,7 +75,10 @@ class Keys(NamedTuple):
 
 def sluice_home() -> Path:
     """Return the folder of this node's cluster."""
-    return Path(os.environ.get("SLUICE_HOME") or Path(__file__).resolve().parents[2] / ".sluice")
+    if given := os.environ.get("SLUICE_HOME"):
+        return Path(given)
+    root = Path(__file__).resolve().parents[2]
+    return (root if (root / "pyproject.toml").is_file() else Path.home()) / ".sluice"
 
 
 def cluster_path() -> Path:
@@ -122,6 +126,6 @@ def _no_cluster() -> str:
     """Return the error and its cures: another shell may lack SLUICE_HOME."""
     how = "from SLUICE_HOME" if os.environ.get("SLUICE_HOME") else "the default, because SLUICE_HOME is not set"
     return (
-        f"No Sluice cluster runs in {sluice_home()} ({how}). Start one with deploy/start_cluster.sh, or set "
+        f"No Sluice cluster runs in {sluice_home()} ({how}). Start one with sluice start, or set "
         "SLUICE_HOME to the folder of a running one."
     )

@@ -43,7 +43,7 @@ def refuse_names_of_ray(names: Iterable[str]) -> None:
         if is_name_of_ray(name):
             raise ValueError(
                 f"{name} is a resource that Ray counts itself. Use names of your own, given to "
-                "start_cluster.sh --resources on the nodes that have them."
+                "sluice start --resources on the nodes that have them."
             )
 
 
@@ -57,7 +57,7 @@ class RankPlacement(Section):
     gpus_per_node: CountAboveZero | None = Field(None, description="GPUs used on each node; null: any number.")
     strategy: Strategy = Field("packed", description="packed: as few nodes as hold them; spread: over all nodes.")
     resources: dict[str, PositiveFloat] = Field(
-        {}, description="Resources of one process: name from start_cluster.sh --resources -> amount."
+        {}, description="Resources of one process: name from sluice start --resources -> amount."
     )
 
     @field_validator("resources")

@@ -88,7 +88,7 @@ class RetrieverClient(ClosedAtExit):
         try:
             await self._own.attempt(body, lambda reply: read_passages(reply, 1))
         except AttemptFailed as failure:
-            advice = "Start it with deploy/start_cluster.sh, or change retriever.url."
+            advice = "Start it with sluice start, or change retriever.url."
             raise NeighbourError(_BOUNDARY, f"{failure}. {advice}") from failure
 
     async def _search(self, queries: Sequence[str]) -> list[_Result]:

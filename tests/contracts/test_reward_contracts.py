@@ -1,6 +1,6 @@
 """Users' rows and reward functions, unchanged, through every room between them.
 
-A file of rows -> load_prompts -> lease -> session -> episode -> HTTP -> `python -m rewards.serve --function FILE`
+A file of rows -> load_prompts -> lease -> session -> episode -> HTTP -> `sluice serve-reward --function FILE`
 -> the user's function -> the trajectory's reward. Real but for the engine, which writes the answer.
 """
 

@@ -41,22 +41,22 @@ class FlowCluster:
     def run(
         self, *options: str, timeout_s: float = _RUN_S, environment: Mapping[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
-        """Return the finished `python -m learner.run OPTIONS`, with its output as text.
+        """Return the finished `sluice run OPTIONS`, with its output as text.
 
         environment: what the user has set besides.
         """
         return self._command("learner.run", *options, timeout_s=timeout_s, environment=environment)
 
     def evaluate(self, *options: str) -> "subprocess.CompletedProcess[str]":
-        """Return the finished `python -m learner.evaluate OPTIONS`, with its output as text."""
+        """Return the finished `sluice eval OPTIONS`, with its output as text."""
         return self._command("learner.evaluate", *options)
 
     def runs(self, *options: str) -> "subprocess.CompletedProcess[str]":
-        """Return the finished `python -m deploy.runs OPTIONS`, with its output as text."""
+        """Return the finished `sluice runs OPTIONS`, with its output as text."""
         return self._command("deploy.runs", *options)
 
     def audit(self, folder: str) -> "subprocess.CompletedProcess[str]":
-        """Return the finished `python -m learner.audit FOLDER`, with its output as text."""
+        """Return the finished `sluice audit FOLDER`, with its output as text."""
         return self._command("learner.audit", folder)
 
     @contextmanager
@@ -107,7 +107,7 @@ class FlowCluster:
 
 
 class Run:
-    """A `python -m learner.run` that is under way."""
+    """A `sluice run` that is under way."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process

@@ -60,6 +60,6 @@ def run_without_cluster(
 def no_cluster_in(home: Path) -> str:
     """Return the error of a command in a SLUICE_HOME without a cluster."""
     return (
-        f"No Sluice cluster runs in {home} (from SLUICE_HOME). Start one with deploy/start_cluster.sh, or set "
+        f"No Sluice cluster runs in {home} (from SLUICE_HOME). Start one with sluice start, or set "
         "SLUICE_HOME to the folder of a running one."
     )

@@ -43,7 +43,7 @@ def test_a_cluster_that_is_gone_is_found_within_seconds(user: Bring, tmp_path: P
     finished = run_without_cluster(tmp_path, user.options("gone"))
     assert (finished.returncode, finished.stderr) == (
         1,
-        f"Ray at {address} does not answer (Connection refused). Start the cluster with deploy/start_cluster.sh.\n",
+        f"Ray at {address} does not answer (Connection refused). Start the cluster with sluice start.\n",
     )
     assert not (user.folder / "runs" / "gone").exists()
 

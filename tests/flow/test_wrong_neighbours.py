@@ -59,7 +59,7 @@ CASES = [
         "retriever down",
         1,
         r"retriever: http://127.0.0.1:\d+/retrieve: no connection \(.+\). "
-        r"Start it with deploy/start_cluster.sh, or change retriever.url.",
+        r"Start it with sluice start, or change retriever.url.",
         {"rollout.environment": "search", "retriever.url": "{down}/retrieve"},
         is_pattern=True,
     ),
@@ -67,7 +67,7 @@ CASES = [
         "retriever that answers nonsense",
         1,
         r"retriever: http://127.0.0.1:\d+/nonsense: in the reply \$.result is missing. "
-        r"Start it with deploy/start_cluster.sh, or change retriever.url.",
+        r"Start it with sluice start, or change retriever.url.",
         {"rollout.environment": "search", "retriever.url": "{rewards}/nonsense"},
         is_pattern=True,
     ),

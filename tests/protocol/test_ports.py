@@ -31,7 +31,7 @@ def test_port_of_the_range_is_taken_and_a_full_range_is_said(port: int) -> None:
             listen("127.0.0.1")
     assert str(refused.value) == (
         f"Each port of {port}-{port} on 127.0.0.1 is taken. Start the cluster with a larger range: "
-        "deploy/start_cluster.sh --ports FIRST-LAST."
+        "sluice start --ports FIRST-LAST."
     )
 
 

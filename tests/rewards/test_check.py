@@ -1,4 +1,4 @@
-"""`python -m rewards.check`: a good endpoint told from bad ones, in words that say what to change."""
+"""`sluice check-reward`: a good endpoint told from bad ones, in words that say what to change."""
 
 import asyncio
 import socket

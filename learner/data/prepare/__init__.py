@@ -1,1 +1,1 @@
-"""Well-known data sets, as their files come, turned into rows that run: `python -m learner.data.prepare NAME`."""
+"""Well-known data sets, as their files come, turned into rows that run: `sluice prepare-data NAME`."""

@@ -1,4 +1,4 @@
-"""`python -m learner.data.prepare NAME --from FILES --to FOLDER`."""
+"""`sluice prepare-data NAME --from FILES --to FOLDER`."""
 
 import sys
 

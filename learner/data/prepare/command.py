@@ -1,4 +1,4 @@
-"""The command `python -m learner.data.prepare NAME --from FILES --to FOLDER`: a set's own files -> rows that run."""
+"""The command `sluice prepare-data NAME --from FILES --to FOLDER`: a set's own files -> rows that run."""
 
 import argparse
 import re
@@ -23,7 +23,7 @@ _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|dev)(?:[-_.]|$)")
 
 def main(arguments: Sequence[str]) -> int:
     """Return the exit status: 0, or 2 with one sentence."""
-    parser = argparse.ArgumentParser(prog="python -m learner.data.prepare", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sluice prepare-data", description=__doc__)
     known = "; ".join(f"{name}: {one.is_like}" for name, one in KNOWN_SETS.items())
     parser.add_argument(
         "name", choices=sorted(KNOWN_SETS), help=f"which data set, by the columns of its files ({known})"

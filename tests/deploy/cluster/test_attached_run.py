@@ -56,7 +56,7 @@ def test_start_with_other_options_is_refused_while_a_run_is_attached(own: Runnin
         refused = own.command("start", "--retriever-port", str(free_port()), "--ray-port", str(free_port()))
         assert (refused.returncode, own.state) == (1, before)
         assert refused.stderr.startswith(
-            "start_cluster: these options would replace ray, retriever, which the run my-run "
+            "sluice start: these options would replace ray, retriever, which the run my-run "
             f"(process {run.pid}) uses. Give the options of the earlier start (--"
         )
         assert f"--retriever-port {own.retriever_port}" in refused.stderr
@@ -72,7 +72,7 @@ def test_stop_waits_until_the_attached_run_has_saved_and_keeps_the_logs(own: Run
         assert (stopped.returncode, run.wait(30)) == (0, 0), stopped.stderr
         assert stopped.stdout.splitlines() == [
             f"Stopping the run my-run (process {run.pid}) first: it ends after its step, with a checkpoint. "
-            "deploy/stop_cluster.sh --now does not wait for it.",
+            "sluice stop --now does not wait for it.",
             "Stopped.",
         ]
     assert (tmp_path / "saved").read_text() == "saved"

@@ -45,7 +45,7 @@ def test_second_start_keeps_what_is_healthy(cluster: RunningCluster) -> None:
     again = cluster.start()
     assert again.returncode == 0, again.stderr
     assert cluster.pids == before
-    assert "python -m learner.run" in again.stdout
+    assert "sluice run" in again.stdout
 
 
 def test_status_shows_each_process_with_its_log(cluster: RunningCluster) -> None:

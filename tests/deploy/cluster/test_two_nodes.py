@@ -83,7 +83,7 @@ def test_head_waits_for_a_node_that_joins_by_its_file_and_ends_at_sigterm(
     here += ("--dashboard-port", str(dashboard), "--dashboard-host", address)
     begun = head.popen(*start_of(head, *here, "--block", "--wait-nodes", "2"))
     with begun as started:
-        read_until(started, "Other nodes join with: deploy/start_cluster.sh --join ")
+        read_until(started, "Other nodes join with: sluice start --join ")
         there = ("--node-ip", "127.0.0.2", "--resources", '{"v100": 2}', "--num-cpus", "1", "--num-gpus", "3")
         joined = other.start("--join", str(head.home / "join"), *there)
         assert joined.returncode == 0, joined.stderr

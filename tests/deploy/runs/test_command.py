@@ -1,4 +1,4 @@
-"""`python -m deploy.runs`: which run uses this node's cluster, its output, its end."""
+"""`sluice runs`: which run uses this node's cluster, its output, its end."""
 
 import json
 import os
@@ -132,8 +132,8 @@ def test_stop_of_a_run_that_has_ended_says_so(
     run.terminate()
     run.wait(60.0)
     assert told(capsys, "stop", "my-run") == (0, "my-run has ended.\n")
-    assert told(capsys, "stop") == (1, "deploy.runs: no run uses this cluster.\n")
-    assert told(capsys, "stop", "other") == (1, "deploy.runs: other is not known here; none is.\n")
+    assert told(capsys, "stop") == (1, "sluice runs: no run uses this cluster.\n")
+    assert told(capsys, "stop", "other") == (1, "sluice runs: other is not known here; none is.\n")
 
 
 def test_run_of_another_machine_that_shares_the_home_is_not_ended_by_its_number_here(
@@ -143,21 +143,21 @@ def test_run_of_another_machine_that_shares_the_home_is_not_ended_by_its_number_
     (home / "run.lock").write_text(json.dumps({**told_by_run, "processes": "another-boot/4026531836"}))
     assert "running elsewhere" in told(capsys)[1]
     status, printed = told(capsys, "stop", "my-run")
-    assert (status, printed.startswith("deploy.runs: another machine's run (my-run) uses this cluster.")) == (1, True)
+    assert (status, printed.startswith("sluice runs: another machine's run (my-run) uses this cluster.")) == (1, True)
     assert run.poll() is None
 
 
 def test_run_of_another_name_is_refused_with_those_that_there_are(
     run: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert told(capsys, "stop", "other") == (1, "deploy.runs: other is not known here; my-run is.\n")
+    assert told(capsys, "stop", "other") == (1, "sluice runs: other is not known here; my-run is.\n")
     assert run.poll() is None
 
 
 def test_where_nothing_runs_and_nothing_ran_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys) == (0, "No run uses this cluster, and python -m learner.run --no-wait has started none.\n")
-    assert told(capsys, "stop") == (1, "deploy.runs: no run uses this cluster.\n")
-    assert told(capsys, "logs") == (1, "deploy.runs: no run is known here. python -m learner.run starts one.\n")
+    assert told(capsys) == (0, "No run uses this cluster, and sluice run --no-wait has started none.\n")
+    assert told(capsys, "stop") == (1, "sluice runs: no run uses this cluster.\n")
+    assert told(capsys, "logs") == (1, "sluice runs: no run is known here. sluice run starts one.\n")
 
 
 def test_step_of_a_run_before_its_first_is_0(tmp_path: Path) -> None:

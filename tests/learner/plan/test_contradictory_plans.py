@@ -167,14 +167,14 @@ PLANS = [
     ),
     Wrong(
         {"ranks": {"resources": {"GPU": 2}}},
-        "GPU is a resource that Ray counts itself. Use names of your own, given to start_cluster.sh --resources on the "
+        "GPU is a resource that Ray counts itself. Use names of your own, given to sluice start --resources on the "
         "nodes that have them.",
     ),
     # -- what only the cluster's nodes tell
     Wrong(
         {"ranks": {"nodes": 8}},
         "settings: learner ranks need 8 nodes (placement.ranks.nodes); the cluster has 4. Lower it, or have more "
-        "nodes join (deploy/start_cluster.sh --join).",
+        "nodes join (sluice start --join).",
     ),
     Wrong(
         {"ranks": {"gpus_per_node": 8}},
@@ -202,7 +202,7 @@ PLANS = [
     Wrong(
         {"ranks": {"resources": {"b200": 1}}},
         "settings: learner ranks need 1 b200 each (placement.ranks.resources); the cluster has no b200, only "
-        "a100, h100. Start its nodes with start_cluster.sh --resources '{\"b200\": 1}', or remove it.",
+        "a100, h100. Start its nodes with sluice start --resources '{\"b200\": 1}', or remove it.",
         nodes=_NAMED,
     ),
     Wrong(
@@ -214,7 +214,7 @@ PLANS = [
         {"ranks": {"resources": {"h100": 1}}},
         "settings: learner ranks need 16 places (placement.ranks: h100 = 1 each); the cluster, with 8, 8, 8 GPUs "
         "and 8, 0, 0 h100, has too few that fit. Lower placement.ranks.resources, or have more nodes join "
-        "(deploy/start_cluster.sh --join).",
+        "(sluice start --join).",
         nodes=_NAMED,
         num_ranks=16,
         num_servers=1,

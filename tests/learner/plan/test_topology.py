@@ -232,7 +232,7 @@ def test_a_cluster_whose_nodes_are_all_away_for_a_moment_is_waited_for_as_one_wi
     # Ray describes a node that came back as two for half a minute: where both seem to listen, none is counted.
     assert refusal(settings(), []) == (
         "settings: the cluster has no node that takes processes at the moment: Ray lists a restarted node twice for "
-        "half a minute. Give the command again, or have nodes join (deploy/start_cluster.sh --join)."
+        "half a minute. Give the command again, or have nodes join (sluice start --join)."
     )
 
 

@@ -121,7 +121,7 @@ def test_run_of_another_machine_has_no_process_here() -> None:
     far = mine.model_copy(update={"processes": "another-boot/4026531836", "machine": "gpu-box-2"})
     assert (mine.pid_here, far.pid_here) == (os.getpid(), None)
     assert f"(process {os.getpid()} of gpu-box-2, folder /runs/mine)" in refusal(far)
-    assert "end it with python -m deploy.runs stop there, or" in refusal(far)
+    assert "end it with sluice runs stop there, or" in refusal(far)
 
 
 def test_full_disk_is_said_in_a_sentence(home: Path) -> None:

@@ -133,7 +133,7 @@ async def test_check_says_what_to_change_when_nothing_listens() -> None:
         with pytest.raises(NeighbourError) as error:
             await client.check()
     assert str(error.value).startswith(f"retriever: {down}/retrieve: no connection (Connect call failed (")
-    assert str(error.value).endswith("). Start it with deploy/start_cluster.sh, or change retriever.url.")
+    assert str(error.value).endswith("). Start it with sluice start, or change retriever.url.")
 
 
 def test_client_refuses_to_start_without_a_retriever() -> None:
