@@ -13,7 +13,8 @@ from rewards.exact_match import score_exact_match
 from rewards.math_answer import make_math_scorer
 from rewards.sample import Scorer
 
-_MAX_PROGRAMS = 64  # programs that run at a time, most of them endless loops
+# Programs that run at a time, most of them endless loops. Two new programs per core get half of it beside six of them.
+_MAX_PROGRAMS = min(64, 6 * (os.cpu_count() or 1))
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from protocol.errors import NeighbourError, OperatorError
 from protocol.sandbox.run import Limits, ProgramResult, Sandbox
-from rewards.sample import Sample, SampleError, Score
+from rewards.sample import Sample, SampleError, Score, ScorerFailure
 
 # Possessive: a run of blanks behind a fence costs its length, not its square.
 _BLOCK = re.compile(r"```[ \t]*+([\w+#.-]*+)[ \t]*+\n(.*?)```", re.DOTALL)
@@ -69,7 +70,7 @@ class CodeScorer:
     """
 
     def __init__(self, sandbox: Sandbox, test_timeout_s: float, max_fresh: int) -> None:
-        """test_timeout_s: limit of processor time; of wall time three times as much."""
+        """test_timeout_s: limit of processor time; of wall time without waiting for a processor three times as much."""
         self._sandbox = sandbox
         self._limits = Limits(
             _WALL_PER_CPU * test_timeout_s, cpu_s=math.ceil(test_timeout_s), lower_priority_after_s=_FRESH_S
@@ -77,18 +78,36 @@ class CodeScorer:
         self._fresh = asyncio.Semaphore(max_fresh)
 
     async def score(self, samples: Sequence[Sample]) -> list[Score]:
-        """Return 1.0 or 0.0 per sample, with the share of passed tests as score. Raises: SampleError without tests."""
+        """Return 1.0 or 0.0 per sample, with the share of passed tests as score.
+
+        Raises: SampleError without tests, ScorerFailure if the machine is too full to run a program.
+        """
         tests = [cases_of(sample.label, index) for index, sample in enumerate(samples)]
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._score_one(*each)) for each in zip(samples, tests, strict=True)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._score_one(index, *each))
+                    for index, each in enumerate(zip(samples, tests, strict=True))
+                ]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _score_one(self, sample: Sample, cases: Sequence[Case]) -> Score:
+    async def _score_one(self, index: int, sample: Sample, cases: Sequence[Case]) -> Score:
         code = code_of(sample.text)
         if code is None:
             return Score(0.0, 0.0, {"has_code": 0.0})
-        code = with_usual_names(code)
-        outcomes = [await self._outcome(code, cases[0])]
+        try:
+            outcomes = await self._outcomes(with_usual_names(code), cases)
+        except (NeighbourError, OperatorError, OSError) as error:
+            raise ScorerFailure(index, "Sandbox", str(error)) from None
+        num_passed = outcomes.count("passed")
+        logs = {"has_code": 1.0, "over_limit": float("limit" in outcomes)}
+        return Score(float(num_passed == len(cases)), num_passed / len(cases), logs)
+
+    async def _outcomes(self, code: str, cases: Sequence[Case]) -> list[str]:
+        """Return the outcomes of the cases, up to the first one over a limit."""
+        outcomes: list[str] = [await self._outcome(code, cases[0])]
         if outcomes[0] != "limit":
             tests = [asyncio.ensure_future(self._outcome(code, case)) for case in cases[1:]]
             try:
@@ -100,9 +119,7 @@ class CodeScorer:
                 for each in tests:
                     each.cancel()
                 await asyncio.gather(*tests, return_exceptions=True)
-        num_passed = outcomes.count("passed")
-        logs = {"has_code": 1.0, "over_limit": float("limit" in outcomes)}
-        return Score(float(num_passed == len(cases)), num_passed / len(cases), logs)
+        return outcomes
 
     async def _outcome(self, code: str, case: Case) -> Literal["passed", "failed", "limit"]:
         if case.prints is not None:

@@ -30,7 +30,7 @@ _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _WORK = "/work"
 _MAX_FILES = 10_000
 _CHECK_S = 0.05
-_LOW_PRIORITY = 15  # against 64 endless loops on 2 cores a program of normal priority gets half of a core
+_LOW_PRIORITY = 5  # a third of a normal priority's share: less would starve a program on a busy machine
 
 libc = ctypes.CDLL(None, use_errno=True)
 

@@ -13,13 +13,16 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from protocol.errors import OperatorError
+from protocol.errors import NeighbourError, OperatorError
 from protocol.one_line import one_line
+from protocol.sandbox.processor_use import processor_use
 from protocol.sandbox.system_calls import refusing_filter
 
 _INSIDE = Path(__file__).with_name("inside.py")
@@ -27,6 +30,7 @@ _VISIBLE = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "
 # User ids outside the range of any system. The kernel counts processes per user id.
 _FIRST_UID, _NUM_UIDS = 1_900_000_000, 100_000
 _DRAIN_S = 10.0
+_MOST_WALLS = 4  # a program without a processor may take this many times its time limit
 _OUT_OF_CPU_TIME = 128 + signal.SIGXCPU
 _uids = itertools.count(os.getpid())
 
@@ -35,7 +39,7 @@ _uids = itertools.count(os.getpid())
 class Limits:
     """Limits of one program, including the processes it starts."""
 
-    wall_s: float = 10.0  # time from its start to its end
+    wall_s: float = 10.0  # time from its start to its end, without waiting for a processor; processor time of all
     cpu_s: int | None = None  # processor time of each process; None: wall_s
     lower_priority_after_s: float | None = None  # then other programs come first; None: never
     memory_bytes: int = 512 << 20  # address space per process, and memory of all of them; files: another quarter
@@ -79,7 +83,8 @@ class Sandbox:
     async def run(self, program: str, stdin: bytes = b"", limits: Limits | None = None) -> ProgramResult:
         """Return the result of a program. Waits for a free slot; cancelling kills the program.
 
-        Raises: OperatorError if the program could not be isolated; then it was not started.
+        Raises: OperatorError if the program could not be isolated; then it was not started. NeighbourError if the
+        machine was so full that the program got no processor.
         """
         limits = limits or Limits()
         report = os.memfd_create("report")
@@ -146,24 +151,50 @@ async def _watch(process: Process, stdin: bytes, limits: Limits) -> ProgramResul
     feeding = asyncio.ensure_future(_write_stdin(process, stdin))
     outputs = ((process.stdout, printed), (process.stderr, errors))
     reading = [asyncio.ensure_future(_read(stream, into, limits.output_bytes)) for stream, into in outputs]
+    ending = asyncio.ensure_future(_end(process, reading))
     how: Literal["exit", "time", "output"] = "exit"
     code = 0
     try:
-        async with asyncio.timeout(limits.wall_s):
-            await asyncio.gather(*reading)
-            code = await process.wait()
-            if code in (_OUT_OF_CPU_TIME, -signal.SIGXCPU):
-                how = "time"
-    except TimeoutError:
-        how = "time"
+        is_late = not await _ends_in_time(process, ending, limits.wall_s)
+        code = 0 if is_late else ending.result()
+        if is_late or code in (_OUT_OF_CPU_TIME, -signal.SIGXCPU):
+            how = "time"
     except _TooMuchOutput:
         how = "output"
     finally:
         # Each by itself: cancelling a gather that has failed does not cancel the rest of it.
-        for task in (*reading, feeding):
+        for task in (*reading, feeding, ending):
             task.cancel()
-        await asyncio.gather(*reading, feeding, return_exceptions=True)
+        await asyncio.gather(*reading, feeding, ending, return_exceptions=True)
     return ProgramResult(_text(printed), _text(errors), how, code if code >= 0 else 128 - code)
+
+
+async def _end(process: Process, reading: Sequence[asyncio.Future[None]]) -> int:
+    """Return the exit code of a process that has closed its output."""
+    await asyncio.gather(*reading)
+    return await process.wait()
+
+
+async def _ends_in_time(process: Process, ending: asyncio.Future[int], wall_s: float) -> bool:
+    """Return whether a process ended; False if it slept or ran for wall_s, without its waits for a processor.
+
+    Raises: NeighbourError if the machine is too full to know.
+    """
+    started, left_s = time.monotonic(), wall_s
+    while not (await asyncio.wait([ending], timeout=left_s))[0]:
+        use = processor_use(process.pid)
+        elapsed_s = time.monotonic() - started
+        left_s = wall_s + use.waited_s - elapsed_s
+        if process.returncode is not None or use.used_s >= wall_s or (left_s <= 0 and not use.is_runnable):
+            return False
+        if elapsed_s >= _MOST_WALLS * wall_s:
+            raise NeighbourError(
+                "sandbox",
+                f"in {elapsed_s:.0f} s a program got {use.used_s:.1f} s of processor time and waited "
+                f"{use.waited_s:.0f} s for a processor. Run fewer processes on this machine, or give it more cores",
+            )
+        left_s = min(max(left_s, wall_s / 10), _MOST_WALLS * wall_s - elapsed_s)
+    return True
 
 
 class _TooMuchOutput(Exception):

@@ -5,7 +5,7 @@
 Every escape of `tests.chaos.rig.escapes` runs against a host that has something to find: a file, sockets, shared
 memory, processes. Then so many calls, one in ten of which hangs, as many at a time as there are cores.
 At last the scorer `code_tests` gets so many programs that loop, flood or recurse, as many at a time as there are cores,
-and again and again a sound one beside them.
+and again and again a sound one beside them; before each hundred, a sound one alone.
 holds: none gets out; each call ends within its limit and 0.5 s, beside what one that does next to nothing took at most
 among them; every bad program gets 0 within the limit of one test, beside a wait for a sound one; the sound ones get 1,
 half of them within twice the time that one takes alone; afterwards no process is left. --short: bad programs and
@@ -29,14 +29,15 @@ from typing import Any
 import psutil
 
 from protocol.sandbox.run import Limits, ProgramResult, Sandbox
+from rewards.bundled import _MAX_PROGRAMS
 from rewards.code_tests import CodeScorer
-from rewards.sample import make_sample
+from rewards.sample import ScorerFailure, make_sample
 from tests.chaos.rig.escapes import ESCAPES, HANGING
 from tests.chaos.rig.verdict import conclude, options
 
 LATE_S = 0.5
 _LIMIT_S = 2.0
-_TEST_S, _WALL_PER_TEST = 3.0, 3.0
+_TEST_S, _WALL_PER_TEST, _ROUND = 1.0, 3.0, 100
 _SOUND = "def square(x):\n    return sum(x for _ in range(x))"
 BAD = {
     "loop": "while True: pass",
@@ -53,13 +54,13 @@ _ROOMY = Limits(wall_s=60.0, memory_bytes=256 << 20)
 
 def main() -> int:
     chosen = options(__doc__, calls=0, programs=0)
-    calls, programs = (40, 16) if chosen.short else (1000, 2000)
+    calls, programs = (20, 8) if chosen.short else (1000, 2000)
     numbers = chosen.calls or calls, chosen.programs or programs
     return asyncio.run(_measured(*numbers, Random(chosen.seed), is_timed=not chosen.short))
 
 
 async def _measured(num_calls: int, num_programs: int, random: Random, *, is_timed: bool) -> int:
-    sandbox, scoring = Sandbox(), Sandbox(64)
+    sandbox, scoring = Sandbox(), Sandbox(_MAX_PROGRAMS)
     try:
         await sandbox.check()
         out = await escaped(sandbox)
@@ -84,6 +85,7 @@ async def _measured(num_calls: int, num_programs: int, random: Random, *, is_tim
         programs=num_programs,
         rewarded=scored.num_rewarded,
         missed=scored.num_missed,
+        failed=scored.num_failed,
         longest_s=round(scored.longest_s, 2),
         alone_s=round(scored.alone_s, 2),
         beside_s=round(scored.beside_s, 2),
@@ -163,6 +165,7 @@ class BadPrograms:
 
     num_rewarded: int  # bad programs that got anything but 0
     num_missed: int  # sound programs that got anything but 1
+    num_failed: int  # programs that waited too long for a core, and got no reward
     longest_s: float  # for a bad program
     slowest_s: float  # for a sound program
     alone_s: float  # for the sound program alone, median
@@ -175,17 +178,22 @@ class BadPrograms:
     @property
     def is_quick(self) -> bool:
         # A bad program may wait for a sound one, whose tests came first.
-        return self.longest_s < _WALL_PER_TEST * _TEST_S + LATE_S + self.slowest_s and self.beside_s < 2 * self.alone_s
+        longest_s = _WALL_PER_TEST * _TEST_S + LATE_S + self.slowest_s
+        return not self.num_failed and self.longest_s < longest_s and self.beside_s < 2 * self.alone_s
 
 
 async def score_bad_programs(sandbox: Sandbox, num_programs: int, random: Random) -> BadPrograms:
     cores = os.cpu_count() or 1
     scorer, slots, rewards = CodeScorer(sandbox, _TEST_S, 2 * cores), asyncio.Semaphore(cores), []
-    label = [f"assert square({number}) == {number**2}" for number in range(20)]
+    label = [f"assert square({number}) == {number**2}" for number in range(6)]
 
-    async def timed(code: str) -> tuple[float, float]:
+    async def timed(code: str) -> tuple[float | None, float]:
         started = time.monotonic()
-        (score,) = await scorer.score([make_sample(f"```python\n{code}\n```", None, label)])
+        try:
+            (score,) = await scorer.score([make_sample(f"```python\n{code}\n```", None, label)])
+        except ScorerFailure as failure:
+            print(failure, flush=True)
+            return None, time.monotonic() - started
         return score.reward, time.monotonic() - started
 
     async def bad(way: str) -> float:
@@ -194,16 +202,22 @@ async def score_bad_programs(sandbox: Sandbox, num_programs: int, random: Random
         rewards.append(reward)
         return took_s
 
-    alone = [await timed(_SOUND) for _ in range(5)]
-    running = [asyncio.ensure_future(bad(random.choice(list(BAD)))) for _ in range(num_programs)]
-    beside = []
-    while not all(each.done() for each in running):
-        beside.append(await timed(_SOUND))
-        await asyncio.sleep(1.0)
+    alone, beside, bad_s = [], [], list[float]()
+    for first in range(0, num_programs, _ROUND):  # the load of other work changes: each round measures both
+        alone += [await timed(_SOUND) for _ in range(3)]
+        ways = random.choices(list(BAD), k=min(_ROUND, num_programs - first))
+        running = [asyncio.ensure_future(bad(way)) for way in ways]
+        while not all(each.done() for each in running):
+            beside.append(await timed(_SOUND))
+            await asyncio.sleep(1.0)
+        bad_s += await asyncio.gather(*running)
+        print(f"{len(bad_s)} of {num_programs} bad programs, {max(bad_s):.1f} s at most", flush=True)
+    sound = [reward for reward, _ in (*alone, *beside)]
     return BadPrograms(
-        sum(reward != 0.0 for reward in rewards),
-        sum(reward != 1.0 for reward, _ in (*alone, *beside)),
-        max(await asyncio.gather(*running)),
+        sum(reward not in (0.0, None) for reward in rewards),
+        sum(reward not in (1.0, None) for reward in sound),
+        [*rewards, *sound].count(None),
+        max(bad_s),
         max(took_s for _, took_s in (*alone, *beside)),
         statistics.median(took_s for _, took_s in alone),
         statistics.median(took_s for _, took_s in beside),

@@ -33,7 +33,7 @@ class PythonTool:
             raise ToolRefusal(f"the program has {len(code)} characters, at most {_MAX_CHARACTERS}")
         try:
             return describe_run(await self._sandbox.run(code, limits=self._limits), self._limits)
-        except (OperatorError, OSError) as error:
+        except (NeighbourError, OperatorError, OSError) as error:
             raise NeighbourError("python", str(error)) from error
 
     async def answer(self, arguments: Mapping[str, Any]) -> str:

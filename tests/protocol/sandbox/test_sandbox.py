@@ -3,13 +3,15 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from protocol.errors import OperatorError
+from protocol.errors import NeighbourError, OperatorError
 from protocol.sandbox.run import Limits, Sandbox, _wait_until_gone
 
 # A loaded machine may take seconds to start a process.
@@ -165,3 +167,33 @@ async def test_limits_hold_without_isolation() -> None:
     ran = await sandbox.run("import time; time.sleep(600)", limits=Limits(wall_s=1.0))
     assert ran.how == "time"
     sandbox.close()
+
+
+@pytest.fixture
+def one_busy_core() -> Iterator[None]:
+    """Give this process and its children one core, which eight endless loops use."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(8)]
+    yield
+    os.sched_setaffinity(0, cores)
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+_WORK = "import os, time\nwhile time.process_time() < {}: pass\nprint('done')"
+
+
+@pytest.mark.usefixtures("one_busy_core")
+async def test_a_wait_for_a_processor_is_no_part_of_a_programs_time_and_sleep_is(sandbox: Sandbox) -> None:
+    worked = await sandbox.run(_WORK.format(0.5), limits=Limits(wall_s=2.0))
+    slept = await sandbox.run("import time\ntime.sleep(60)", limits=Limits(wall_s=1.0))
+
+    assert (worked.how, worked.output, slept.how) == ("exit", "done\n", "time")
+
+
+@pytest.mark.usefixtures("one_busy_core")
+async def test_a_program_that_gets_no_processor_is_a_failure_of_the_machine(sandbox: Sandbox) -> None:
+    with pytest.raises(NeighbourError, match=r"waited \d+ s for a processor\. Run fewer processes"):
+        await sandbox.run("while True: pass", limits=Limits(wall_s=0.3, cpu_s=10))
