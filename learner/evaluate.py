@@ -102,10 +102,10 @@ def _plain(text: str) -> str:
 def read_scores(folder: Path) -> dict[str, dict[str, float]]:
     """Return the scores of a run's newest evaluation, by set; {} when none has ended."""
     scores: dict[str, dict[str, float]] = {}
-    lines = [line for line in MetricsReader(folder / "metrics.jsonl").new_lines() if "eval_step" in line]
+    lines = [line for line in MetricsReader(folder / "metrics.jsonl").new_lines() if "eval/step" in line]
     for key, value in lines[-1].items() if lines else ():
-        if key.startswith(_PREFIX):
-            name, _, figure = key.removeprefix(_PREFIX).partition("/")
+        name, slash, figure = key.removeprefix(_PREFIX).partition("/")
+        if key.startswith(_PREFIX) and slash:
             scores.setdefault(name, {})[figure] = value
     return scores
 

@@ -109,7 +109,7 @@ def _updates_by_step(run: AuditedRun) -> dict[int, int | None]:
     for line in map(parse_metrics_line, texts):
         if line is not None:
             # A step that trained the critic alone has no loss and no updates of the policy.
-            number = line.get("num_updates", None if "loss" in line else 0)
+            number = line.get("policy/num_updates", None if "policy/loss" in line else 0)
             updates[int(line["step"])] = None if number is None else int(number)
     return updates
 

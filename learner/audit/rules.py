@@ -307,7 +307,7 @@ def _prepare(run: AuditedRun, steps: Steps, terms: Terms, first: int) -> None:
 def _lines(run: AuditedRun) -> Iterator[tuple[int, tuple[float | None, ...]]]:
     """Yield the number of every whole line, from 1, and its columns in `lines`."""
     whole, _, _ = run.metrics.rpartition(b"\n")
-    names = ("step", "policy_version", "num_samples", "reward_mean", "staleness_max")
+    names = ("step", "policy_version", "data/num_samples", "reward/mean", "data/staleness_max")
     for number, text in enumerate(whole.split(b"\n") if whole else [], start=1):
         line = parse_metrics_line(text) or {}
         yield number, tuple(line.get(name) for name in names)

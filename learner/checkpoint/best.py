@@ -19,7 +19,7 @@ _STEP = "step_"
 class BestBy:
     """The order of checkpoints."""
 
-    metric: str  # a key of metrics.jsonl, such as eval_reward
+    metric: str  # a key of metrics.jsonl, such as eval/held_out/reward
     is_highest: bool  # the highest value is the best
     every_steps: int  # steps between evaluations (eval.every_steps)
 
@@ -55,11 +55,11 @@ def find_best(scores: Mapping[int, float], is_highest: bool) -> int | None:
 
 def _read_scores(run: Path, metric: str) -> tuple[dict[int, float], int]:
     """Return (score by evaluated step, newest evaluated step or -1)."""
-    lines = [line for line in MetricsReader(run / "metrics.jsonl").new_lines() if "eval_step" in line]
-    since = max((line.get("eval_rewards_since", 0) for line in lines), default=0)
-    scored = [line for line in lines if metric in line and line.get("eval_rewards_since", 0) == since]
-    scores = {int(line["eval_step"]): line[metric] for line in scored}
-    return scores, max((int(line["eval_step"]) for line in lines), default=-1)
+    lines = [line for line in MetricsReader(run / "metrics.jsonl").new_lines() if "eval/step" in line]
+    since = max((line.get("eval/rewards_since", 0) for line in lines), default=0)
+    scored = [line for line in lines if metric in line and line.get("eval/rewards_since", 0) == since]
+    scores = {int(line["eval/step"]): line[metric] for line in scored}
+    return scores, max((int(line["eval/step"]) for line in lines), default=-1)
 
 
 def _point(root: Path, name: str) -> None:

@@ -1,10 +1,11 @@
 """Names and records of a run folder."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from learner.disk.old_metrics import with_present_names
 from protocol.disk.files import replace_file
 
 LEDGER = "ledger.sqlite"
@@ -48,14 +49,20 @@ class MetricsReader:
 
 
 def parse_metrics_line(text: bytes | str) -> dict[str, float] | None:
-    """Return a metrics line's numbers; None for a line that was cut off by a kill, or edited."""
+    """Return a metrics line's numbers by their present names; None for a line that was cut off by a kill, or edited."""
     try:
         line = json.loads(text)
     except ValueError:
         return None
     if not isinstance(line, dict) or not isinstance(line.get("step"), int):
         return None
-    return {key: value for key, value in line.items() if isinstance(value, int | float)}
+    return with_present_names({key: value for key, value in line.items() if isinstance(value, int | float)})
+
+
+def main_set(line: Mapping[str, float]) -> str | None:
+    """Return the name of the first set that the evaluation on a metrics line scored; None without an evaluation."""
+    scores = (key.split("/") for key in line if key.startswith("eval/") and key.endswith("/reward"))
+    return next((parts[1] for parts in scores if len(parts) == 3), None)
 
 
 class SkippedRow(NamedTuple):

@@ -233,6 +233,11 @@ class Ledger:
                 (step, policy_version, group),
             )
 
+    def num_trained_tokens(self) -> int:
+        """Return the number of model tokens that all steps have trained."""
+        query = "SELECT COALESCE(SUM(num_model_tokens), 0) FROM trajectories WHERE kind = 'train' AND step IS NOT NULL"
+        return int(self._db.execute(query).fetchone()[0])
+
     def add_failure(self, group: str, sample_index: int, attempt: int, server: str, boundary: str, detail: str) -> None:
         """Record a failure of a sample. boundary: "server" when its server died."""
         self._change(

@@ -14,7 +14,7 @@ from protocol.settings.evaluation import HealthSettings
 
 Line = Mapping[str, float]
 
-# Key that HealthWatch adds to a line: the median of kl_stale over the sound steps before, once it knows enough of them.
+# Key that HealthWatch adds to a line: the median of policy/kl_stale over the sound steps before, if it knows enough.
 _USUAL_KL_STALE = "usual_kl_stale"
 _NUM_USUAL, _NUM_NEEDED = 50, 10
 
@@ -38,68 +38,68 @@ class Rule:
 
 RULES = {
     "ratio": Rule(
-        "ratio_mean",
+        "policy/ratio_mean",
         lambda ratio, bounds, line: not bounds.ratio_low <= ratio <= bounds.ratio_high,
         "ratio mean {value:.3g}: it is 1 if the logprobs that servers send are those that they sample with. Remove "
         "rollout.engine_args that change the sampling. A few tokens of extreme ratio have the same effect: lower "
         "learner.max_staleness or learner.lr.",
     ),
     "kl_fresh": Rule(
-        "kl_fresh",  # absent where fresh and stale samples cannot be separated
+        "policy/kl_fresh",  # absent where fresh and stale samples cannot be separated
         lambda kl, bounds, line: kl > bounds.kl_fresh,
         "kl {value:.3g} nats per token on samples of the learner's own weights: engine and learner do not compute the "
         "same model. Remove quantization from rollout.engine_args, set policy.dtype to float32 to compare, and use a "
         "correction (learner.correction: icepop).",
     ),
     "kl_stale": Rule(
-        "kl_stale",
+        "policy/kl_stale",
         lambda kl, bounds, line: kl > min(bounds.kl_stale, _unusual_kl(bounds, line)),
         "kl {value:.3g} nats per token on stale samples: in learner.max_staleness steps the policy moves further than "
         "its samples can follow, or engine and learner no longer compute the same model. Lower learner.max_staleness "
         "or learner.lr, or use learner.correction: tis.",
     ),
     "effective_samples": Rule(
-        "effective_sample_share",
+        "policy/effective_sample_share",
         lambda share, bounds, line: share < bounds.effective_samples,
         "effective sample share {value:.3g}: few tokens carry the step. Lower learner.max_staleness or learner.lr, or "
         "cut large weights (learner.correction: tis).",
     ),
     "clip_fraction": Rule(
-        "clip_fraction",
+        "policy/clip_share",
         lambda share, bounds, line: share > bounds.clip_fraction,
         "clip fraction {value:.3g}: the loss clips most tokens. Lower learner.lr, learner.num_epochs or "
         "learner.max_staleness, or widen learner.clip_high.",
     ),
     "entropy": Rule(
-        "entropy",
+        "policy/entropy",
         lambda entropy, bounds, line: entropy < bounds.entropy,
         "entropy {value:.3g} nats per token: the policy hardly samples any more, and the samples of a group no longer "
         "differ. Lower learner.lr, raise learner.clip_high over learner.clip_low, or resume from an earlier "
         "checkpoint.",
     ),
     "grad_norm": Rule(
-        "grad_norm",
+        "policy/grad_norm",
         lambda norm, bounds, line: norm > bounds.grad_norm,
         "gradient norm {value:.3g} before clipping: a few tokens decide the step's direction. Lower learner.lr, and "
-        "look for rewards of another scale in reward_std.",
+        "look for rewards of another scale in reward/std.",
     ),
     "equal_groups": Rule(
-        "equal_group_share",
+        "reward/equal_group_share",
         lambda share, bounds, line: share > bounds.equal_groups,
         "{value:.0%} of the groups have equal rewards and teach nothing about which sample was better. If every reward "
         "is 0, try the scorer with sluice check-reward, and name it in rewards.endpoints. Otherwise use prompts of "
         "another difficulty, a larger rollout.group_size, or filter.dynamic_sampling.",
     ),
     "truncated": Rule(
-        "truncated_share",
+        "length/truncated_share",
         lambda share, bounds, line: share > bounds.truncated,
         "{value:.0%} of the samples were cut off before they ended: their reward is of half an answer. Raise "
         "rollout.max_response_tokens, rollout.max_turns or rollout.max_context_tokens.",
     ),
     "length_by_reward": Rule(
-        "response_tokens_better",
-        lambda tokens, bounds, line: 0 < bounds.length_ratio * line.get("response_tokens_worse", 0.0) < tokens,
-        "samples of above-average reward have {value:.0f} tokens, the others {line[response_tokens_worse]:.0f}: the "
+        "length/better",
+        lambda tokens, bounds, line: 0 < bounds.length_ratio * line.get("length/worse", 0.0) < tokens,
+        "samples of above-average reward have {value:.0f} tokens, the others {line[length/worse]:.0f}: the "
         "reward may pay for length. Read samples.jsonl, and lower the reward of long answers, such as with "
         "rewards.overlong_buffer_tokens.",
     ),
@@ -135,7 +135,7 @@ class HealthWatch:
                 self._num_broken.pop(name, None)
                 self.active.pop(name, None)
         # An alarm does not end because its value became usual.
-        if "kl_stale" not in broken and not isnan(value := line.get("kl_stale", nan)):
+        if "kl_stale" not in broken and not isnan(value := line.get("policy/kl_stale", nan)):
             self._kl_stale.append(value)
         return begun
 
@@ -175,4 +175,4 @@ def alarms_of(lines: Iterable[Line], settings: HealthSettings) -> list[tuple[int
     Lines without a loss are skipped: the evaluation before the first step, and steps that train only the critic.
     """
     watch = HealthWatch(settings)
-    return [(int(line["step"]), alarm) for line in lines if "loss" in line for alarm in watch.take(line)]
+    return [(int(line["step"]), alarm) for line in lines if "policy/loss" in line for alarm in watch.take(line)]

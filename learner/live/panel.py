@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from learner.disk.run_folder import main_set
 from learner.live.status import RunStatus, ServerStatus
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -24,14 +25,15 @@ _NUM_SERVERS = 8
 _PACE_STEPS = 20
 _RATE_S = 10.0
 _NUM_REWARDS = 4096
+_IN_MS = (("push_ms", "time/push_s"), ("pause_ms", "time/push_pause_s"))
 _TROUBLES = ("failed:", "rejected:", "refused:", "dropped:")
 _LAST_STEP = (
-    ("staleness", (("staleness_mean", "mean {:.2f}"), ("staleness_max", "max {:.0f}"))),
-    ("trained", (("samples_per_s", "{:,.1f} samples/s"), ("tokens_per_s", "{:,.0f} tokens/s"))),
+    ("staleness", (("data/staleness_mean", "mean {:.2f}"), ("data/staleness_max", "max {:.0f}"))),
+    ("trained", (("perf/samples_per_s", "{:,.1f} samples/s"), ("perf/tokens_per_s", "{:,.0f} tokens/s"))),
     (
         "last step",
         (
-            *(("wait_s", "wait {:.2f} s"), ("train_s", "train {:.2f} s")),
+            *(("time/wait_s", "wait {:.2f} s"), ("time/train_s", "train {:.2f} s")),
             *(("push_ms", "push {:.0f} ms"), ("pause_ms", "pause {:.0f} ms")),
         ),
     ),
@@ -71,7 +73,7 @@ class PanelState:
     total_steps: int  # run.max_steps
     newest: Mapping[str, float] = field(default_factory=dict)  # newest line of metrics.jsonl; empty before the first
     scored: Mapping[str, float] = field(default_factory=dict)  # newest line with a held-out score
-    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_REWARDS))  # reward_mean of each step
+    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_REWARDS))  # reward/mean of each step
     pace: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))  # (step, at_s) pairs
     status: RunStatus | None = None  # the coordinator's newest status; None before the first
     phase: str = ""
@@ -80,9 +82,9 @@ class PanelState:
     def take(self, line: Mapping[str, float], is_new: bool) -> None:
         """Add a line of metrics.jsonl. is_new: it is of this start of the run."""
         self.newest = line
-        if "reward_mean" in line:
-            self.rewards.append(line["reward_mean"])
-        if "eval_reward" in line or "eval_reward_greedy" in line:
+        if "reward/mean" in line:
+            self.rewards.append(line["reward/mean"])
+        if main_set(line):
             self.scored = line
         if is_new and "at_s" in line:
             self.pace.append((line["step"], line["at_s"]))
@@ -150,7 +152,7 @@ def _facts(state: PanelState, status: RunStatus) -> Iterator[tuple[str, Renderab
         yield "reward", Text.assemble(f"{state.rewards[-1]:.3f}  ", (sparkline(list(state.rewards)), "green"))
     if scores := _held_out(state.scored, status):
         yield "held-out", scores
-    in_ms = {f"{key[:-1]}ms": 1000 * state.newest[key] for key in ("push_s", "pause_s") if key in state.newest}
+    in_ms = {key: 1000 * state.newest[name] for key, name in _IN_MS if name in state.newest}
     line = {**state.newest, **in_ms}
     for label, shapes in _LAST_STEP:
         if shown := [shape.format(line[key]) for key, shape in shapes if key in line]:
@@ -165,10 +167,10 @@ def _facts(state: PanelState, status: RunStatus) -> Iterator[tuple[str, Renderab
 
 
 def _held_out(scored: Mapping[str, float], status: RunStatus) -> str:
-    keys = (("eval_reward", "sampled"), ("eval_reward_greedy", "greedy"))
-    parts = [f"{scored[key]:.3f} {name}" for key, name in keys if key in scored]
+    keys = {"sampled": f"eval/{main_set(scored)}/reward", "greedy": f"eval/{main_set(scored)}/greedy"}
+    parts = [f"{scored[key]:.3f} {name}" for name, key in keys.items() if key in scored]
     if parts:
-        parts.append(f"at step {int(scored.get('eval_policy_version', scored['step']))}")
+        parts.append(f"at step {int(scored.get('eval/policy_version', scored['step']))}")
     if status.evaluation:
         parts.append(f"scoring {one_line(status.evaluation)}")
     return ", ".join(parts)

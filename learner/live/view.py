@@ -12,14 +12,16 @@ from typing import Self, TextIO
 from rich.console import Console
 from rich.live import Live
 
+from learner.disk.run_folder import main_set
 from learner.live.panel import PanelState, one_line, render_panel
 from learner.live.status import RunStatus
 
 # Metrics of a step's plain line, in this order.
 _LINE_KEYS = (
-    *("step", "policy_version", "reward_mean", "eval_reward", "eval_reward_greedy", "loss", "grad_norm"),
-    *("staleness_mean", "staleness_max", "samples_per_s", "tokens_per_s", "wait_s", "train_s", "push_s", "pause_s"),
-    *("window_used", "retried", "skipped", "filtered_low", "filtered_high"),
+    *("step", "policy_version", "reward/mean", "policy/loss", "policy/grad_norm"),
+    *("policy/entropy", "policy/kl_sampler", "length/mean", "length/truncated_share"),
+    *("data/staleness_max", "perf/samples_per_s", "time/wait_s", "time/train_s", "time/push_s"),
+    *("data/retried", "data/skipped", "data/filtered_low", "data/filtered_high"),
 )
 _REFRESH_S = 0.45
 _PHASE_EVERY_S = 30.0
@@ -120,8 +122,9 @@ class LiveView:
 
 
 def describe_step(line: Mapping[str, float]) -> str:
-    """Return a step as `key=value` pairs with four significant digits."""
-    return " ".join(f"{key.replace('reward_mean', 'reward')}={_short(line[key])}" for key in _LINE_KEYS if key in line)
+    """Return a step as `key=value` pairs with four significant digits, held-out scores last."""
+    scores = [f"eval/{main_set(line)}/{figure}" for figure in ("reward", "greedy")]
+    return " ".join(f"{key}={_short(line[key])}" for key in (*_LINE_KEYS, *scores) if key in line)
 
 
 def _short(value: float) -> str:

@@ -5,6 +5,7 @@ Shapes: K model tokens of a micro-batch.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +36,7 @@ class StepResult:
     loss: float  # over all ranks, divided by the step's weight
     grad_norm: float  # before clipping
     sums: dict[str, float]  # over all ranks
+    lr: float = nan  # learning rate of the step
 
 
 class TrainedModule(Protocol):

@@ -106,6 +106,13 @@ class PolicyEngine(TrainedModel):
         return digest_of_all({name: digest_of_tensor(name, tensor.contiguous()) for name, tensor in pairs})
 
     @property
+    def has_experts(self) -> bool:
+        """Return whether a token passes only some of the weights."""
+        return any(
+            getattr(self._model.config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")
+        )
+
+    @property
     def digest_form(self) -> str:
         """The type of a pushed digest's weights; with adapters also the device, whose sums round differently."""
         if self._settings.lora is None:

@@ -83,12 +83,12 @@ def critic_metrics(results: Sequence[StepResult], num_in_epoch: int) -> dict[str
     num_clipped = sum(result.sums["clipped"] for result in results)
     num_tokens = max(1.0, sum(result.sums["tokens"] for result in results))
     return {
-        "value_loss": sum(result.loss for result in results) / len(results),
-        "critic_grad_norm": sum(result.grad_norm for result in results) / len(results),
-        "num_critic_updates": sum(result.applied for result in results),
-        "value_mean": sums["value"] / count,
-        "return_mean": sums["return"] / count,
-        "value_clip_fraction": num_clipped / num_tokens,
+        "critic/loss": sum(result.loss for result in results) / len(results),
+        "critic/grad_norm": sum(result.grad_norm for result in results) / len(results),
+        "critic/num_updates": sum(result.applied for result in results),
+        "critic/value_mean": sums["value"] / count,
+        "critic/return_mean": sums["return"] / count,
+        "critic/clip_share": num_clipped / num_tokens,
         # Equal returns have no variance to explain.
-        "value_explained": 1.0 - unexplained / spread if spread > 1e-12 else float("nan"),
+        "critic/explained_share": 1.0 - unexplained / spread if spread > 1e-12 else float("nan"),
     }

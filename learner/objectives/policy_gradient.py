@@ -83,12 +83,12 @@ class PolicyGradient:
         metrics = {
             **step_metrics(of_policy, of_policy[: self._num_fresh(plan)]),
             **critic_metrics(of_critic, len(plan.updates)),
-            "num_trained_tokens": sum(update.num_model_tokens for update in plan.updates),
+            "data/num_trained_tokens": sum(update.num_model_tokens for update in plan.updates),
         }
         if self._roles.reference is not None:
-            metrics["kl_coefficient"] = self._kl.coefficient
-            if "reference_kl" in metrics:
-                self._kl.follow(metrics["reference_kl"], len(batch.planned))
+            metrics["policy/kl_coefficient"] = self._kl.coefficient
+            if "policy/kl_reference" in metrics:
+                self._kl.follow(metrics["policy/kl_reference"], len(batch.planned))
         self._refresh_reference(batch.step)
         if not (is_applied := any(result.applied for result in of_policy or of_critic)):
             # A skipped step leaves the memory as it was: its statistics may be the non-finite numbers.

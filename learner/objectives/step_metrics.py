@@ -63,21 +63,22 @@ def step_metrics(results: Sequence[StepResult], fresh: Sequence[StepResult]) -> 
     first, first_count = _add_sums(fresh)
     variance = sums["advantage_squared"] / count - (sums["advantage"] / count) ** 2
     applied = [result for result in results if result.applied]
-    of_reference = {"reference_kl": first["reference_kl"] / first_count} if "reference_kl" in first else {}
-    router = {} if ROUTER_AUX_LOSS not in sums else {ROUTER_AUX_LOSS: sums[ROUTER_AUX_LOSS] / count}
+    of_reference = {"policy/kl_reference": first["reference_kl"] / first_count} if "reference_kl" in first else {}
+    router = {} if ROUTER_AUX_LOSS not in sums else {f"policy/{ROUTER_AUX_LOSS}": sums[ROUTER_AUX_LOSS] / count}
     return {
         **router,
-        "loss": _mean([result.loss for result in results]),
-        "grad_norm": _mean([result.grad_norm for result in results]),
-        "kl": first["mismatch_kl"] / first_count,
-        "entropy": sums["entropy"] / count,
-        "ratio_mean": first["ratio"] / first_count,
-        "clip_fraction": sums["clipped"] / count,
-        "ratio_outside_share": first["outside"] / first_count,
-        "effective_sample_share": first["ratio"] ** 2 / (first_count * max(1e-30, first["ratio_squared"])),
-        "logprob_difference_max": first["max_difference"],
-        "advantage_std": math.sqrt(max(0.0, variance)),
-        "num_updates": len(applied),
+        "policy/loss": _mean([result.loss for result in results]),
+        "policy/grad_norm": _mean([result.grad_norm for result in results]),
+        "policy/kl_sampler": first["mismatch_kl"] / first_count,
+        "policy/entropy": sums["entropy"] / count,
+        "policy/ratio_mean": first["ratio"] / first_count,
+        "policy/clip_share": sums["clipped"] / count,
+        "policy/ratio_outside_share": first["outside"] / first_count,
+        "policy/effective_sample_share": first["ratio"] ** 2 / (first_count * max(1e-30, first["ratio_squared"])),
+        "policy/logprob_difference_max": first["max_difference"],
+        "policy/advantage_std": math.sqrt(max(0.0, variance)),
+        "policy/num_updates": len(applied),
+        "policy/lr": results[-1].lr,
         **_kl_by_age(first),
         **of_reference,
     }
@@ -86,7 +87,10 @@ def step_metrics(results: Sequence[StepResult], fresh: Sequence[StepResult]) -> 
 def _kl_by_age(sums: dict[str, float]) -> dict[str, float]:
     """Return the KL of fresh samples and of stale ones; a key is absent when it has no samples."""
     stale, fresh = sums["stale_tokens"], sums["tokens"] - sums["stale_tokens"]
-    found = {"kl_fresh": (sums["mismatch_kl"] - sums["stale_kl"], fresh), "kl_stale": (sums["stale_kl"], stale)}
+    found = {
+        "policy/kl_fresh": (sums["mismatch_kl"] - sums["stale_kl"], fresh),
+        "policy/kl_stale": (sums["stale_kl"], stale),
+    }
     return {name: total / number for name, (total, number) in found.items() if number > 0}
 
 

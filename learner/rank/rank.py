@@ -17,6 +17,7 @@ from learner.plan.needs import is_trained
 from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.coordinator_client import CoordinatorClient
 from learner.rank.device_switch import SharedDevice
+from learner.rank.mfu import Meter, make_meter, no_mfu
 from learner.rank.process import WAITING_FOR_BATCH, RunPlace
 from learner.rank.push import RankPusher
 from learner.rank.start import Models, World
@@ -50,8 +51,9 @@ class Trainer:
         pusher: RankPusher,
         checkpoints: CheckpointWriter,
         report: Report,
+        meter: Meter = no_mfu,
     ) -> None:
-        """report: takes the rank's phase."""
+        """report: takes the rank's phase. meter: measures steps."""
         self._rank = world.place.rank
         self._objective = objective
         self._step, self._version = models.step, models.version
@@ -62,6 +64,7 @@ class Trainer:
         self._device = pusher.device
         self._checkpoints = checkpoints
         self._set_phase = report
+        self._meter = meter
 
     def train(self) -> str:
         """Train until the coordinator ends the run; returns one sentence about the end."""
@@ -77,7 +80,7 @@ class Trainer:
         """Push the current weights to every server; returns the times. Raises: as `RankPusher.push`."""
         self._set_phase(f"pushing version {self._version}")
         report = self._pusher.push(self._version)
-        return {"push_s": report.push_s, "pause_s": report.pause_s} if report is not None and report.synced else {}
+        return report.times() if report is not None and report.synced else {}
 
     def _next_share(self) -> Share | str:
         step, settings = self._step + 1, self._settings
@@ -102,8 +105,9 @@ class Trainer:
         outcome = self._objective.take_step(share.batch, share.trajectories, self._version)
         trained = time.monotonic()
         self._step += 1
-        timings = {"wait_s": share.wait_s, "train_s": trained - started}
-        timings |= {"switch_s": switch_s} if switch_s else {}
+        timings = {"time/wait_s": share.wait_s, "time/train_s": trained - started}
+        timings |= self._meter(share.batch, trained - started)
+        timings |= {"time/switch_s": switch_s} if switch_s else {}
         if outcome.applied:
             self._version += 1
             timings |= self._push()
@@ -164,7 +168,8 @@ def train(
     saved = (folder, model, settings.learner.keep_checkpoints, best_of(settings.eval))
     checkpoints = CheckpointWriter(models.roles, coordinator, world.solo, *saved, served_digest=lambda: pusher.digest)
     objective = PolicyGradient(models.roles, settings, reduce_tensor)
-    ended = Trainer(world, models, objective, settings, coordinator, pusher, checkpoints, report).train()
+    meter = make_meter(models.roles.policy, settings) if is_trained(settings) else no_mfu
+    ended = Trainer(world, models, objective, settings, coordinator, pusher, checkpoints, report, meter).train()
     pusher.close()
     channel.close()
     return ended

@@ -4,16 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from learner.disk.run_folder import main_set
 from learner.report.facts import LedgerFacts, RunFacts
-from protocol.settings.evaluation import MAIN_SET
 from protocol.settings.settings import Settings
 
 _TRAIN_STEPS = 10
-# Key of a metrics line -> the figure's name in eval/SET/, and a label.
-_SCORES = {
-    "eval_reward": ("reward", "sampled at temperature {} (eval_reward)"),
-    "eval_reward_greedy": ("greedy", "greedy (eval_reward_greedy)"),
-}
+# Figure of a set's metrics eval/SET/ -> its label.
+_SCORES = {"reward": "sampled at temperature {}", "greedy": "greedy"}
 
 Line = Mapping[str, float]
 
@@ -56,17 +53,17 @@ def _ending(run: RunFacts) -> str:
 
 def _scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], list[str]]:
     """Return the held-out scores with column titles and explanation; without them the training rewards."""
-    scored = [line for line in run.lines if any(key in line for key in _SCORES)]
+    scored = [line for line in run.lines if main_set(line)]
     if not scored:
         return _training_scores(run)
     last = scored[-1]
     first = next(line for line in scored if _rewards_since(line) == _rewards_since(last))
     temperature = f"{run.settings.rollout.temperature:g}" if run.settings else "unknown"
-    prefix = _main_set_prefix(run.settings)
     rows = []
-    for key, (figure, label) in _SCORES.items():
+    for figure, label in _SCORES.items():
+        key = f"eval/{main_set(last)}/{figure}"
         if key in first or key in last:
-            errors = [line.get(f"{prefix}{figure}_error", math.nan) for line in (first, last)]
+            errors = [line.get(f"{key}_error", math.nan) for line in (first, last)]
             after = last.get(key) if last is not first else None
             rows.append(_row(label.format(temperature), first.get(key), after, errors))
     has_warm_start = bool(run.settings and run.settings.policy.warm_start.data)
@@ -96,24 +93,16 @@ def _explain_scores(run: RunFacts, first: Line, last: Line, has_warm_start: bool
         "A gain at a temperature above 0 is partly higher confidence in known answers; the greedy score does not have "
         "that part."
     )
-    if failed := [line for line in (first, last) if line.get("eval_failed", 0) > 0]:
-        counts = ", ".join(f"{int(line['eval_failed'])} at step {_version(line)}" for line in failed)
+    if failed := [line for line in (first, last) if line.get("eval/failed", 0) > 0]:
+        counts = ", ".join(f"{int(line['eval/failed'])} at step {_version(line)}" for line in failed)
         texts.append(f"Held-out prompts that failed are not in the means: {counts}.")
-    if (num_prompts := last.get(f"{_main_set_prefix(run.settings)}num_prompts")) is not None:
+    if (num_prompts := last.get(f"eval/{main_set(last)}/num_prompts")) is not None:
         texts.append(f"{num_prompts:g} held-out prompts; ± is one standard error over prompts.")
     return texts
 
 
-def _main_set_prefix(settings: Settings | None) -> str:
-    """Return the prefix of the metrics of the set that eval_reward is of: data.eval's, or the first of eval.sets."""
-    name = MAIN_SET
-    if settings is not None and not settings.data.eval and settings.eval.sets:
-        name = settings.eval.sets[0].name
-    return f"eval/{name}/"
-
-
 def _training_scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], list[str]]:
-    rewards = [line["reward_mean"] for line in run.lines if "reward_mean" in line]
+    rewards = [line["reward/mean"] for line in run.lines if "reward/mean" in line]
     num = min(_TRAIN_STEPS, len(rewards) // 2)
     text = "No held-out evaluation is on record: eval.every_steps is 0, or none had ended."
     if num == 0:
@@ -139,16 +128,16 @@ def _facts(run: RunFacts) -> list[tuple[str, str, bool]]:
     facts: list[tuple[str, str, bool]] = []
     if len(lines) > 1 and "at_s" in lines[0] and "at_s" in lines[-1]:
         facts.append(("first to last step", _duration(lines[-1]["at_s"] - lines[0]["at_s"]), False))
-    if samples := sum(line.get("num_samples", 0) for line in lines):
+    if samples := sum(line.get("data/num_samples", 0) for line in lines):
         facts.append(("trajectories trained", f"{samples:,.0f}", False))
-    rates = [line["samples_per_s"] for line in lines if "samples_per_s" in line]
+    rates = [line["perf/samples_per_s"] for line in lines if "perf/samples_per_s" in line]
     if rates:
         facts.append(("samples/s, median step", f"{sorted(rates)[len(rates) // 2]:,.1f}", False))
     if run.ledger is not None:
         facts += _ledger_facts(run.ledger, run.settings)
-    for key in ("retried", "skipped"):
-        if lines and key in lines[-1]:
-            facts.append((f"{key} since the last start", f"{lines[-1][key]:,.0f}", False))
+    for name in ("retried", "skipped"):
+        if lines and (key := f"data/{name}") in lines[-1]:
+            facts.append((f"{name} since the last start", f"{lines[-1][key]:,.0f}", False))
     if run.num_redone:
         facts.append(("steps repeated after a resume", str(run.num_redone), False))
     return facts
@@ -169,12 +158,12 @@ def _ledger_facts(ledger: LedgerFacts, settings: Settings | None) -> list[tuple[
 
 def _version(line: Line) -> int:
     """Return the policy version that a line's evaluation scored: the line itself may be of a later step."""
-    return int(line.get("eval_policy_version", line["step"]))
+    return int(line.get("eval/policy_version", line["step"]))
 
 
 def _rewards_since(line: Line) -> int:
     """Return the first step that the reward endpoints of a line's evaluation score; 0: they score all steps."""
-    return int(line.get("eval_rewards_since", 0))
+    return int(line.get("eval/rewards_since", 0))
 
 
 def _score_text(value: float | None, error: float) -> str:

@@ -16,36 +16,49 @@ _MOVING_MEAN_STEPS = 20
 
 # Title, and the metrics of the plot with their labels.
 _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    ("Loss", (("loss", "loss"),)),
-    ("Gradient norm", (("grad_norm", "before clipping"),)),
-    ("Entropy (nats per token)", (("entropy", "entropy"),)),
-    ("KL", (("kl", "kl"),)),
-    ("Ratio", (("ratio_mean", "mean"),)),
-    ("Clipped tokens (fraction)", (("clip_fraction", "clipped"),)),
-    ("Staleness (policy versions)", (("staleness_mean", "mean"), ("staleness_max", "max"))),
-    ("Samples trained per second", (("samples_per_s", "samples/s"),)),
-    ("Model tokens trained per second", (("tokens_per_s", "tokens/s"),)),
+    ("Loss", (("policy/loss", "loss"),)),
+    ("Gradient norm", (("policy/grad_norm", "before clipping"),)),
+    ("Entropy (nats per token)", (("policy/entropy", "entropy"),)),
+    ("KL", (("policy/kl_sampler", "kl"),)),
+    ("Ratio", (("policy/ratio_mean", "mean"),)),
+    ("Clipped tokens (fraction)", (("policy/clip_share", "clipped"),)),
+    ("Staleness (policy versions)", (("data/staleness_mean", "mean"), ("data/staleness_max", "max"))),
+    ("Samples trained per second", (("perf/samples_per_s", "samples/s"),)),
+    ("Model tokens trained per second", (("perf/tokens_per_s", "tokens/s"),)),
     (
         "Seconds in a step",
-        (("wait_s", "wait for data"), ("train_s", "train"), ("push_s", "push"), ("pause_s", "servers paused")),
+        (
+            ("time/wait_s", "wait for data"),
+            ("time/train_s", "train"),
+            ("time/push_s", "push"),
+            ("time/push_pause_s", "servers paused"),
+        ),
     ),
-    ("Response length (tokens)", (("response_tokens_mean", "mean"),)),
-    ("Turns", (("turns_mean", "mean"),)),
-    ("Spread of rewards", (("reward_std", "standard deviation"),)),
-    ("Window (groups)", (("window_used", "used"), ("equal_groups", "groups with equal rewards"))),
-    ("Prompts", (("retried", "retried"), ("skipped", "skipped"))),
-    ("Groups filtered before a step", (("filtered_low", "too hard"), ("filtered_high", "too easy"))),
+    ("Response length (tokens)", (("length/mean", "mean"),)),
+    ("Turns", (("length/turns", "mean"),)),
+    ("Spread of rewards", (("reward/std", "standard deviation"),)),
+    ("Window (groups)", (("data/window_used", "used"),)),
+    ("Prompts", (("data/retried", "retried"), ("data/skipped", "skipped"))),
+    ("Groups filtered before a step", (("data/filtered_low", "too hard"), ("data/filtered_high", "too easy"))),
 )
-_PREFIXES = (("Parts of the reward", "reward/"), ("Logged by reward services", "reward_log/"))
+_PREFIXES = (("Parts of the reward", "reward/part/"), ("Logged by reward services", "reward/log/"))
 _MOST_PARTS = 6
-_REWARD_KEYS = ("reward_mean", "eval_reward", "eval_reward_greedy")
+_REWARD_KEYS = ("reward/mean", "eval/held_out/reward", "eval/held_out/greedy")
 # Positions, clocks and counts: a curve of them is a straight line.
 _NO_CURVE = {
-    *("step", "policy_version", "time_s", "at_s", "num_samples", "num_model_tokens", "eval_policy_version"),
-    *("eval_failed", "eval_step", "eval_version_min", "eval_version_max"),
+    *("step", "policy_version", "time_s", "at_s", "data/num_samples", "data/num_model_tokens", "eval/policy_version"),
+    *("eval/failed", "eval/step", "eval/version_min", "eval/version_max"),
 }
 _NO_CURVE_ENDS = ("_error", "/num_prompts")  # shown as numbers next to their score
-_EXPECTED = ("loss", "grad_norm", "entropy", "kl", "ratio_mean", "clip_fraction", "push_s")
+_EXPECTED = (
+    "policy/loss",
+    "policy/grad_norm",
+    "policy/entropy",
+    "policy/kl_sampler",
+    "policy/ratio_mean",
+    "policy/clip_share",
+    "time/push_s",
+)
 
 Line = Mapping[str, float]
 _Style = Literal["line", "faint", "dotted"]
@@ -82,7 +95,7 @@ def at_evaluated_steps(lines: Sequence[Line]) -> list[dict[str, float]]:
     points: dict[float, dict[str, float]] = {}
     for line in lines:
         for key, value in line.items():
-            step = line.get("eval_step", line["step"]) if key.startswith("eval") else line["step"]
+            step = line.get("eval/step", line["step"]) if key.startswith("eval/") else line["step"]
             points.setdefault(step, {"step": step})[key] = value
     return [points[step] for step in sorted(points)]
 
@@ -90,16 +103,16 @@ def at_evaluated_steps(lines: Sequence[Line]) -> list[dict[str, float]]:
 def reward_plot(lines: Sequence[Line]) -> Plot | None:
     """Return training reward and held-out scores."""
     points = thin(at_evaluated_steps(lines))
-    rewards = [point["reward_mean"] for point in points if "reward_mean" in point]
+    rewards = [point["reward/mean"] for point in points if "reward/mean" in point]
     has_mean = len(rewards) >= _MOVING_MEAN_STEPS
     series = []
     if rewards:
-        series.append(_curve("training reward", points, "reward_mean", "faint" if has_mean else "line"))
+        series.append(_curve("training reward", points, "reward/mean", "faint" if has_mean else "line"))
     if has_mean:
         means = iter(_moving_mean(rewards))
-        with_mean = [point | {"mean": next(means)} if "reward_mean" in point else point for point in points]
+        with_mean = [point | {"mean": next(means)} if "reward/mean" in point else point for point in points]
         series.append(_curve("moving mean", with_mean, "mean"))
-    for key, label in (("eval_reward", "held-out, sampled"), ("eval_reward_greedy", "held-out, greedy")):
+    for key, label in (("eval/held_out/reward", "held-out, sampled"), ("eval/held_out/greedy", "held-out, greedy")):
         if any(key in point for point in points):
             series.append(_curve(label, points, key, "dotted"))
     return Plot("Reward", "", "step", [point["step"] for point in points], series, is_wide=True) if series else None

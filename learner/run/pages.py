@@ -35,7 +35,7 @@ class MetricsPages:
         """Send a line of metrics to the page and raise its alarms."""
         if self._wandb is not None:
             self._wandb.log(line)
-        for alarm in self._health.take(line) if "loss" in line else ():
+        for alarm in self._health.take(line) if "policy/loss" in line else ():
             if line.get("at_s", self._started_at) < self._started_at:
                 continue  # an earlier start raised it
             self._view.message(f"Alarm at step {line['step']:.0f}: {alarm.text}")

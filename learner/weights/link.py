@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -60,6 +61,7 @@ class WeightLink:
         self.attempt = next(attempts)  # latest attempt to join or to push
         self._group: BroadcastGroup | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self.ready_at = 0.0  # time.perf_counter() when the servers were ready for the latest push
         self._num_unexplained = 0  # consecutive failures without a fault of a server's own
 
     @property
@@ -141,6 +143,7 @@ class WeightLink:
 
         # Over NCCL a broadcast never ends without its peer, so all servers are ready before the first one.
         await self._ask("prepare", lambda server: server.prepare(attempt, update))
+        self.ready_at = time.perf_counter()
         failpoint("weight_push.after_prepare")
         # Without a deadline: receiving lasts as long as the learner gathers. Each bucket has a deadline.
         endless = replace(self._limits, deadline_s=float("inf"))

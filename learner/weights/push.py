@@ -63,11 +63,22 @@ class PushReport:
     """The result of one push."""
 
     push_s: float  # seconds from the call to the last server's commit or failure
+    wait_s: float  # seconds from the call until the last server was ready for the first bucket
+    transfer_s: float  # seconds from then until the last bucket was sent
     pause_s: float  # longest time in seconds that a synced server generated nothing
     num_bytes: int  # bytes of all buckets, padding included
     digest: str  # digest of everything that was sent
     synced: tuple[str, ...]  # names of the servers that have the version
     failed: dict[str, str]  # server name -> reason of its failure
+
+    def times(self) -> dict[str, float]:
+        """Return the times of the push as metrics."""
+        return {
+            "time/push_s": self.push_s,
+            "time/push_wait_s": self.wait_s,
+            "time/push_transfer_s": self.transfer_s,
+            "time/push_pause_s": self.pause_s,
+        }
 
 
 class WeightPusher:
@@ -143,8 +154,9 @@ class WeightPusher:
                     memory.give_back(before)
                 digest.add(flat)
                 flat, before = next(packed, None), flat
-            sent = digest.hexdigest()
-            self._run(feeds.put(sent))
+            digest_sent = digest.hexdigest()
+            self._run(feeds.put(digest_sent))
+            sent, ready = time.perf_counter(), max((link.ready_at for link in links), default=start)
             pauses = self._run(_pauses(pushes))
         except BaseException:
             self._run(self._abort(links, pushes))
@@ -157,9 +169,11 @@ class WeightPusher:
             )
         return PushReport(
             push_s=time.perf_counter() - start,
+            wait_s=max(0.0, ready - start),
+            transfer_s=max(0.0, sent - ready),
             pause_s=max(pauses, default=0.0),
             num_bytes=sum(map(bucket_num_bytes, plan)),
-            digest=sent,
+            digest=digest_sent,
             synced=tuple(sorted(name for link in links for name in link.names if name not in failed)),
             failed=failed,
         )

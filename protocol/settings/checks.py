@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from protocol.settings.algorithm import ADVANTAGES_OF_GROUPS, ADVANTAGES_OF_TOKENS
 from protocol.settings.effects import find_without_effect
+from protocol.settings.evaluation import MAIN_SET
 from protocol.settings.placement import check_placement
 from protocol.settings.tools import BUNDLED_TOOLS
 
@@ -262,6 +263,8 @@ def _in_evaluations(settings: "Settings") -> Iterator[str]:
         yield (
             f"eval.every_steps = {every} needs held-out prompts. Set data.eval or eval.sets, or eval.every_steps to 0."
         )
+    if (settings.eval.best or "").startswith(f"eval/{MAIN_SET}/") and not settings.data.eval:
+        yield f"eval.best = {settings.eval.best} is a metric of data.eval, which is not set. Name a set of eval.sets."
     if settings.eval.best is not None and (not saved or every % saved):
         yield (
             f"eval.best = {settings.eval.best} keeps the best evaluation's checkpoint, but with eval.every_steps = "

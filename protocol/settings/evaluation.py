@@ -1,16 +1,16 @@
 """Settings of evaluations, of the filter on groups, and of the run's health."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from protocol.settings.paths import DataPath
 from protocol.settings.section import Count, CountAboveZero, Fraction, Section
 
 # Name of the set in data.eval.
 MAIN_SET = "held_out"
-# Metrics of that set.
-_OF_MAIN_SET = ("eval_reward", "eval_reward_greedy")
+# Names of that set's metrics in 0.1.0.
+_OLD_NAMES = {"eval_reward": f"eval/{MAIN_SET}/reward", "eval_reward_greedy": f"eval/{MAIN_SET}/greedy"}
 
 
 class EvalSet(Section):
@@ -37,9 +37,14 @@ class EvalSettings(Section):
         False, description="Steps wait for a running evaluation, so that one policy version gives all its answers."
     )
     best: str | None = Field(
-        None, pattern=r"^eval[_/]", description="Metric of the best checkpoint, which is kept, such as eval_reward."
+        None, pattern=r"^eval/", description="Metric of the best checkpoint, which is kept: eval/SET/FIGURE."
     )
     best_is: Literal["highest", "lowest"] = Field("highest", description="Best value of eval.best.")
+
+    @field_validator("best", mode="before")
+    @classmethod
+    def _rename(cls, best: Any) -> Any:
+        return _OLD_NAMES.get(best, best) if isinstance(best, str) else best
 
     @model_validator(mode="after")
     def _check_sets(self) -> Self:
@@ -50,11 +55,11 @@ class EvalSettings(Section):
             )
         if self.best is not None and not self.every_steps:
             raise ValueError(f"eval.best = {self.best} needs evaluations. Set eval.every_steps, or eval.best to null.")
-        if self.best is not None and self.best not in _OF_MAIN_SET and not self._is_measured(self.best):
+        if self.best is not None and not self._is_measured(self.best):
             raise ValueError(
-                f"eval.best = {self.best} is not a metric of this run's evaluations. Expected "
-                f"{' or '.join(_OF_MAIN_SET)}, or eval/SET/FIGURE: SET one of {', '.join(names)}, FIGURE reward, "
-                "greedy, SOURCE/reward, majority@n, or pass@k of k = 1, 2, 4 .. and n, for n samples of a prompt."
+                f"eval.best = {self.best} is not a metric of this run's evaluations. Expected eval/SET/FIGURE: "
+                f"SET one of {', '.join(names)}, FIGURE reward, greedy, SOURCE/reward, majority@n, or pass@k of "
+                "k = 1, 2, 4 .. and n, for n samples of a prompt."
             )
         return self
 
@@ -109,17 +114,17 @@ class HealthSettings(Section):
     stop_after: Count = Field(
         0, description="Consecutive steps out of bounds after which the run saves and ends; 0: never."
     )
-    ratio_low: PositiveFloat = Field(0.8, description="Alarm when ratio_mean is below.")
-    ratio_high: PositiveFloat = Field(1.25, description="Alarm when ratio_mean is above.")
-    kl_fresh: PositiveFloat = Field(0.05, description="Alarm when kl_fresh is above, nats per token.")
-    kl_stale: PositiveFloat = Field(0.5, description="Alarm when kl_stale is above, nats per token.")
+    ratio_low: PositiveFloat = Field(0.8, description="Alarm when policy/ratio_mean is below.")
+    ratio_high: PositiveFloat = Field(1.25, description="Alarm when policy/ratio_mean is above.")
+    kl_fresh: PositiveFloat = Field(0.05, description="Alarm when policy/kl_fresh is above, nats per token.")
+    kl_stale: PositiveFloat = Field(0.5, description="Alarm when policy/kl_stale is above, nats per token.")
     kl_stale_factor: PositiveFloat = Field(
-        4.0, description="Alarm when kl_stale is above its median over the last 50 steps by this factor."
+        4.0, description="Alarm when policy/kl_stale is above its median over the last 50 steps by this factor."
     )
-    effective_samples: Fraction = Field(0.3, description="Alarm when effective_sample_share is below.")
-    clip_fraction: Fraction = Field(0.4, description="Alarm when clip_fraction is above.")
-    entropy: float = Field(0.01, description="Alarm when entropy is below, nats per token.")
-    grad_norm: PositiveFloat = Field(1000.0, description="Alarm when grad_norm is above.")
+    effective_samples: Fraction = Field(0.3, description="Alarm when policy/effective_sample_share is below.")
+    clip_fraction: Fraction = Field(0.4, description="Alarm when policy/clip_share is above.")
+    entropy: float = Field(0.01, description="Alarm when policy/entropy is below, nats per token.")
+    grad_norm: PositiveFloat = Field(1000.0, description="Alarm when policy/grad_norm is above.")
     equal_groups: Fraction = Field(0.9, description="Alarm when the share of groups with equal rewards is above.")
     truncated: Fraction = Field(0.5, description="Alarm when the share of samples that were cut off is above.")
     length_ratio: PositiveFloat = Field(

@@ -50,17 +50,17 @@ def outcome_of(metrics: Path, exit_status: int, seconds: float, log: str) -> Out
     """Return the figures of a run from its lines."""
     lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
     steps = [line for line in lines if line["step"] >= 1]
-    scored = [line for line in lines if "eval_reward" in line]
+    scored = [line for line in lines if "eval/held_out/reward" in line]
     nan = float("nan")
     first, last = (scored[0], scored[-1]) if len(scored) > 1 else ({}, {})
     times = [line["time_s"] for line in steps if "time_s" in line]
-    stale = [line["staleness_mean"] for line in steps if "staleness_mean" in line]
+    stale = [line["data/staleness_mean"] for line in steps if "data/staleness_mean" in line]
     return Outcome(
         exit_status=exit_status,
-        before=first.get("eval_reward", nan),
-        after=last.get("eval_reward", nan),
-        greedy_before=first.get("eval_reward_greedy", nan),
-        greedy_after=last.get("eval_reward_greedy", nan),
+        before=first.get("eval/held_out/reward", nan),
+        after=last.get("eval/held_out/reward", nan),
+        greedy_before=first.get("eval/held_out/greedy", nan),
+        greedy_after=last.get("eval/held_out/greedy", nan),
         step_s=(times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else nan,
         seconds=seconds,
         staleness=sum(stale) / len(stale) if stale else nan,

@@ -73,7 +73,7 @@ def measure(work: Path, reward_url: str, max_staleness: int, num_steps: int, see
     )
     lines = [json.loads(line) for line in (work / "runs" / name / "metrics.jsonl").read_text().splitlines()]
     seconds = lines[-1]["time_s"] - lines[0]["time_s"]
-    return sum(line["num_samples"] for line in lines[1:]) / float(seconds)
+    return sum(line["data/num_samples"] for line in lines[1:]) / float(seconds)
 
 
 def make_model(folder: Path, seed: int) -> None:

@@ -115,12 +115,12 @@ def _problems(run: TurnRun, staleness: int, where: str, seen: _Seen) -> list[str
         seen.audits += 1
     else:
         problems.append(f"{where}: the audit does not hold")
-    if any(line["staleness_max"] > staleness for line in lines):
+    if any(line["data/staleness_max"] > staleness for line in lines):
         problems.append(f"{where}: samples were older than {staleness}")
-    if not any(line["grad_norm"] > 0.0 for line in lines):
+    if not any(line["policy/grad_norm"] > 0.0 for line in lines):
         problems.append(f"{where}: no step changed the weights, so that all versions are one")
     if staleness == 0 and lines:
-        difference = max(line["logprob_difference_max"] for line in lines)
+        difference = max(line["policy/logprob_difference_max"] for line in lines)
         seen.logprob_difference = max(seen.logprob_difference, difference)
         if not difference <= _TOLERANCE:
             problems.append(f"{where}: logprobs differ from the learner's by up to {difference:.2g} nats")
@@ -128,7 +128,7 @@ def _problems(run: TurnRun, staleness: int, where: str, seen: _Seen) -> list[str
 
 
 def _problems_of_fresh(lines: Sequence[Mapping[str, float]], where: str, seen: _Seen) -> list[str]:
-    found = [abs(line["kl_fresh"]) for line in lines if "kl_fresh" in line]
+    found = [abs(line["policy/kl_fresh"]) for line in lines if "policy/kl_fresh" in line]
     seen.fresh_steps += len(found)
     seen.fresh_kl = max([seen.fresh_kl, *found])
     if all(kl <= _FRESH_KL for kl in found):

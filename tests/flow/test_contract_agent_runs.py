@@ -44,8 +44,8 @@ def test_first_agent_file_on_a_mixture_whose_verl_function_gives_each_source_ano
     assert "4" in [each["label"] for each in noted if each["kind"] == "step"]
     assert any(text.startswith("Of mine: ") for text in texts(left))
     played_twice(left)
-    assert all(0.0 < line["reward/mine"] < 1.0 for line in steps_of(left))
-    assert any("reward_log/mine/acc" in line for line in steps_of(left))
+    assert all(0.0 < line["reward/part/mine"] < 1.0 for line in steps_of(left))
+    assert any("reward/log/mine/acc" in line for line in steps_of(left))
 
 
 def test_newest_agent_file_with_a_reward_function_and_a_server_in_shards(
@@ -77,7 +77,7 @@ def test_newest_agent_file_with_a_reward_function_and_a_server_in_shards(
     assert {each["has_read"] for each in noted if each["kind"] == "step"} == {False, True}
     assert all(label.isdecimal() for each in noted if each["kind"] == "reward" for label in each["labels"])
     played_twice(left)
-    assert {line["reward_log/environment/turns"] for line in steps_of(left)} == {2.0}
+    assert {line["reward/log/environment/turns"] for line in steps_of(left)} == {2.0}
     parts = [json.loads(part) for (part,) in left.rows("SELECT reward_parts FROM trajectories WHERE kind = 'train'")]
     assert {frozenset(part) for part in parts} == {
         frozenset({"environment", "function"}),
@@ -87,8 +87,8 @@ def test_newest_agent_file_with_a_reward_function_and_a_server_in_shards(
 
 def played_twice(left: Left) -> None:
     """Check that every sample has two turns, for each of which the agent gave a quarter."""
-    assert {line["turns_mean"] for line in steps_of(left)} == {2.0}
-    assert {line["reward/environment"] for line in steps_of(left)} == {0.5}
+    assert {line["length/turns"] for line in steps_of(left)} == {2.0}
+    assert {line["reward/part/environment"] for line in steps_of(left)} == {0.5}
 
 
 def steps_of(left: Left) -> list[dict[str, float]]:

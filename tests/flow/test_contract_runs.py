@@ -96,4 +96,4 @@ def test_retriever_and_rows_of_search_r1(cluster: FlowCluster, chatting: Bring, 
     assert all("<information> Ada: Ada wrote program " in text for text in read)
     most = 3 * 2  # retriever.topk passages of each of two searches
     assert max(text.count("Ada wrote program") for text in read) <= most
-    assert all("reward/bundled" in line for line in left.metrics if line["step"] > 0)
+    assert all("reward/part/bundled" in line for line in left.metrics if line["step"] > 0)

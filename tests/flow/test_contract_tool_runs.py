@@ -61,8 +61,8 @@ def test_tools_of_url_and_mcp_server_on_prepared_rows_scored_by_math_answer(
     assert HERMES.result.format(text="dry") in read
     assert HERMES.result.format(text="hi") in read
     steps = [line for line in left.metrics if line["step"] > 0]
-    assert max(line["reward/mine"] for line in steps) > 0.0
-    assert sum(line["curriculum_easy"] for line in steps) >= len(ROWS)
+    assert max(line["reward/part/mine"] for line in steps) > 0.0
+    assert sum(line["data/curriculum_easy"] for line in steps) >= len(ROWS)
 
 
 def rows_of(folder: Any) -> list[dict[str, Any]]:

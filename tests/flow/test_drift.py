@@ -47,9 +47,9 @@ def check_drift(seen: dict[str, Any], limit: float) -> None:
     assert len(seen["metrics"]) == pushing_rank.NUM_STEPS
     assert len(set(seen["digests"])) == 1
     for step in seen["metrics"]:
-        assert step["logprob_difference_max"] <= limit
-        assert step["ratio_mean"] == pytest.approx(1.0, abs=limit / 10)
-        assert step["clip_fraction"] == 0.0
+        assert step["policy/logprob_difference_max"] <= limit
+        assert step["policy/ratio_mean"] == pytest.approx(1.0, abs=limit / 10)
+        assert step["policy/clip_share"] == 0.0
 
 
 @pytest.mark.parametrize("name", ["mixture", "lora"])

@@ -34,7 +34,7 @@ def test_reward_rises_from_the_first_steps_to_the_last(
     options = {"run.max_steps": STEPS, "learner.groups_per_step": 12, "learner.lr": 2e-3}
     command = cluster.run(*learner.options("learns", options))
     assert command.returncode == 0, command.stdout + command.stderr
-    by_step = {int(line["step"]): line["reward_mean"] for line in learner.left("learns").metrics if line["step"] > 0}
+    by_step = {int(line["step"]): line["reward/mean"] for line in learner.left("learns").metrics if line["step"] > 0}
     assert sorted(by_step) == list(range(1, STEPS + 1))
     first, last = (mean(by_step[step] for step in steps) for steps in ((1, 2), (STEPS - 1, STEPS)))
     # Seen: 0.32 to 0.46. A step's mean over 48 samples of 24 tokens strays by about 0.015.

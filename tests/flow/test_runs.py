@@ -5,7 +5,6 @@ Runs of one model folder share a warm engine; they stand together here, because 
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -13,15 +12,9 @@ from tests.fakes.http_servers import Answer, Received, ScriptedServer
 from tests.fakes.tiny_models import byte_tokenizer
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.user_run import Bring, Ran, assert_same_weights, each_trained_once, run, score
+from tests.learner.test_metrics_names import documented
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
-
-# metrics.jsonl as design section 10 names it; all of them are measured in a run with an evaluation.
-KEYS = {
-    *("step", "policy_version", "time_s", "reward_mean", "reward_std", "loss", "grad_norm", "kl", "entropy"),
-    *("ratio_mean", "clip_fraction", "staleness_mean", "staleness_max", "response_tokens_mean", "turns_mean"),
-    *("samples_per_s", "tokens_per_s", "wait_s", "train_s", "push_s", "pause_s", "window_used", "skipped", "retried"),
-}
 
 
 # -- supervised fine-tuning alone ------------------------------------------------------------------------------------
@@ -76,7 +69,7 @@ def test_a_trained_model_is_scored_on_several_sets_without_training(
     assert len(answers) == 2 * 4 * 3
     assert all(answer["prompt"] and answer["label"] and "response" in answer for answer in answers)
     assert not list((folder / "checkpoints").glob("step_*"))
-    before = [line["eval_reward_greedy"] for line in plain.left.metrics if "eval_reward_greedy" in line]
+    before = [line["eval/held_out/greedy"] for line in plain.left.metrics if "eval/held_out/greedy" in line]
     assert scores["held_out"]["greedy"] == pytest.approx(before[-1], abs=1e-6)
 
 
@@ -95,17 +88,18 @@ def test_metrics_have_every_key_that_tools_rely_on_in_every_step(plain: Ran) -> 
     lines = [line for line in plain.left.metrics if line["step"] > 0]
 
     assert [line["step"] for line in lines] == [1, 2, 3]
-    assert [KEYS - line.keys() for line in lines] == [set(), set(), set()]
-    told = set(re.findall(r"`([\w/@]+)`", Path("docs/look_up/metrics.md").read_text()))
-    assert {as_told(key) for line in lines for key in line if not key.startswith("reward/")} <= told
+    written = {as_told(key) for line in lines for key in line if not key.startswith("reward/part/")}
+    assert written <= documented()
+    usual = {key for key in documented(only_unconditional=True) if not re.match("eval/|reward/part/", key)}
+    assert [usual - line.keys() for line in lines] == [set(), set(), set()]
     assert all(type(value) in (int, float) for line in lines for value in line.values())
 
 
 def test_metrics_have_the_evaluations_before_the_first_and_after_the_last_step(plain: Ran) -> None:
-    evaluated = {line["step"]: line for line in plain.left.metrics if "eval_reward" in line}
+    evaluated = {line["step"]: line for line in plain.left.metrics if "eval/held_out/reward" in line}
 
     assert {0, 3} <= evaluated.keys()
-    assert all("eval_reward_greedy" in line for line in evaluated.values())
+    assert all("eval/held_out/greedy" in line for line in evaluated.values())
 
 
 def test_rewards_in_the_ledger_are_the_users(plain: Ran, rewards: ScriptedServer) -> None:
@@ -211,8 +205,8 @@ def test_two_ranks_with_zero_3_train_every_prompt_once_and_export_the_model(clus
     assert start.shape == trained.shape
     # Adam moves every weight that has a gradient by about the learning rate, 1e-3, in each of twelve updates.
     assert 1e-4 < (start - trained).abs().max().item() < 2e-2
-    assert {line["num_updates"] for line in ran.left.metrics if line["step"]} == {4}
-    assert {"value_loss", "reference_kl"} <= ran.left.metrics[-1].keys()
+    assert {line["policy/num_updates"] for line in ran.left.metrics if line["step"]} == {4}
+    assert {"critic/loss", "policy/kl_reference"} <= ran.left.metrics[-1].keys()
 
 
 # -- search in a user's retriever -------------------------------------------------------------------------------------

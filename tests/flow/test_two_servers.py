@@ -30,8 +30,8 @@ def test_untied_weights_are_the_same_on_both_sides_in_every_step(two_servers: Ra
 
 def test_servers_stand_still_from_before_a_step_until_they_have_its_weights(two_servers: Ran) -> None:
     steps = [line for line in two_servers.left.metrics if line["step"] > 0]
-    assert all(line["pause_s"] >= line["train_s"] > 0.0 for line in steps)
-    assert all(line["switch_s"] > 0.0 for line in steps)
+    assert all(line["time/push_pause_s"] >= line["time/train_s"] > 0.0 for line in steps)
+    assert all(line["time/switch_s"] > 0.0 for line in steps)
 
 
 def test_two_servers_both_make_what_is_trained(two_servers: Ran) -> None:

@@ -182,7 +182,7 @@ def run(cluster: FlowCluster, user: Bring, name: str, **settings: object) -> Ran
 
 def assert_same_weights(ran: Ran) -> None:
     """At staleness 0 behaviour and learner logprobs of the same tokens differ by rounding alone."""
-    differences = [line["logprob_difference_max"] for line in ran.left.metrics if line["step"] > 0]
+    differences = [line["policy/logprob_difference_max"] for line in ran.left.metrics if line["step"] > 0]
     print(f"largest logprob difference in each step: {differences}")
     assert len(differences) == 3
     assert all(0 <= difference < 1e-3 for difference in differences)

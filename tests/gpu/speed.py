@@ -4,8 +4,6 @@ from tests.gpu.finding import Finding, Machine, Part, seconds_of
 from tests.gpu.learner_step import _NEEDS
 
 _TOKENS = 16_384
-# Dense bfloat16 FLOP/s of the data sheets, by what torch calls the card.
-_PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "B200": 2250e12, "L40S": 362e12, "4090": 165e12}
 
 
 def show(machine: Machine) -> Finding:
@@ -14,6 +12,7 @@ def show(machine: Machine) -> Finding:
 
     from learner.models.gradient import add_gradient
     from learner.objectives.supervised import weighted_nll
+    from learner.rank.mfu import peak_flops
     from tests.fakes.engines import PlainEngine
     from tests.gpu.models import SHAPES, TINY, random_model, trajectories
 
@@ -21,7 +20,7 @@ def show(machine: Machine) -> Finding:
     shapes = SHAPES if is_gpu and not machine.is_short else {"tiny": TINY}
     tokens = _TOKENS if is_gpu else 512
     card = torch.cuda.get_device_name(0) if is_gpu else ""
-    peak = next((value for name, value in _PEAKS.items() if name in card), None)
+    peak = peak_flops(card, "bfloat16")
     figures: dict[str, float] = {}
     for name, shape in shapes.items():
         model = random_model(shape, machine.device, torch.bfloat16)

@@ -46,7 +46,7 @@ def test_model_of_a_run_is_that_of_its_newest_checkpoint(tmp_path: Path) -> None
 
 
 def test_scores_are_read_by_set_and_shown_with_their_errors(tmp_path: Path) -> None:
-    line = {"step": 0, "eval_step": 0, "eval/a/reward": 0.5, "eval/a/reward_error": 0.125, "eval/b/x/reward": 1.0}
+    line = {"step": 0, "eval/step": 0, "eval/a/reward": 0.5, "eval/a/reward_error": 0.125, "eval/b/x/reward": 1.0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     scores = read_scores(tmp_path)
     assert scores == {"a": {"reward": 0.5, "reward_error": 0.125}, "b": {"x/reward": 1.0}}

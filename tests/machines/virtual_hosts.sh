@@ -222,7 +222,7 @@ await_end() {
 
 has_ended() { ! kill -0 "$learner" 2>/dev/null; }
 # steps FILE: how many a run's metrics, at a path of this machine, tell of.
-steps() { grep -c '"loss"' "$1" 2>/dev/null || true; }
+steps() { grep -c '"policy/loss"' "$1" 2>/dev/null || true; }
 has_steps() { local found; found=$(steps "$1"); ((${found:-0} >= $2)); }
 
 # pid_of_server N: of the rollout server on a host, as the host numbers processes; empty where there is none.

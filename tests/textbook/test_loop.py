@@ -48,8 +48,11 @@ def test_filter_critic_mini_batches_epochs_adaptive_kl_and_adapters_together_hav
     assert together["first_difference"] is None
     assert together["memory"] == {"kl_coefficient": together["beta"], "critic_steps": 6.0}
     assert together["is_level"]
-    assert sum(line["filtered_low"] + line["filtered_high"] for line in together["lines"]) > loop_rank.NUM_TOGETHER
-    for key in ("num_updates", "num_critic_updates"):
+    assert (
+        sum(line["data/filtered_low"] + line["data/filtered_high"] for line in together["lines"])
+        > loop_rank.NUM_TOGETHER
+    )
+    for key in ("policy/num_updates", "critic/num_updates"):
         assert [line[key] for line in together["metrics"]] == [4] * loop_rank.NUM_TOGETHER
     moved = {name for name, weight in together["after"].items() if not torch.equal(weight, together["before"][name])}
     assert all(".lora_" in name or name.startswith("critic/") for name in together["after"])
@@ -124,5 +127,11 @@ def test_critic_alone_is_trained_while_it_warms_up(found: dict[str, Any]) -> Non
     alone, both = {"policy": False, "critic": True}, {"policy": True, "critic": True}
     assert found["warm_up"]["moved"] == [alone, alone, both]
     first, _, last = found["warm_up"]["metrics"]
-    assert "loss" not in first
-    assert {"value_loss", "value_explained", "loss", "reference_kl", "kl_coefficient"} <= last.keys()
+    assert "policy/loss" not in first
+    assert {
+        "critic/loss",
+        "critic/explained_share",
+        "policy/loss",
+        "policy/kl_reference",
+        "policy/kl_coefficient",
+    } <= last.keys()

@@ -52,7 +52,7 @@ class Curriculum:
     def take_counts(self) -> dict[str, float]:
         """Return how many easy and hard prompts were left out since the last call."""
         counts, self._counts = self._counts, {"easy": 0, "hard": 0}
-        return {f"curriculum_{kind}": number for kind, number in counts.items()}
+        return {f"data/curriculum_{kind}": number for kind, number in counts.items()}
 
     def _judge(self, mean: float, epoch: int) -> str | None:
         easy, hard = self._settings.easy, self._settings.hard

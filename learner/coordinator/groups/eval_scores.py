@@ -40,17 +40,17 @@ class ScoredPrompt:
 
 
 def evaluation_metrics(results: Sequence[SetResult], solved_at: float) -> dict[str, float]:
-    """Return every set's scores under eval/NAME/, the first set's means as eval_reward and eval_reward_greedy too, and
-    the oldest and newest policy version of any answer. solved_at: eval.solved_at."""
+    """Return every set's scores under eval/NAME/, and the oldest and newest policy version of any answer.
+
+    solved_at: eval.solved_at.
+    """
     metrics: dict[str, float] = {}
     facts = [t.facts for _, groups in results for group in groups for t in group.trajectories.values()]
     if facts:
-        metrics["eval_version_min"] = min(f.oldest_version for f in facts)
-        metrics["eval_version_max"] = max(f.newest_version for f in facts)
-    for place, (held_out, groups) in enumerate(results):
+        metrics["eval/version_min"] = min(f.oldest_version for f in facts)
+        metrics["eval/version_max"] = max(f.newest_version for f in facts)
+    for held_out, groups in results:
         scores = score_set([_score_prompt(group) for group in groups], solved_at)
-        if place == 0 and groups:
-            metrics |= {"eval_reward": scores["reward"], "eval_reward_greedy": scores["greedy"]}
         metrics |= {f"eval/{held_out.name}/{name}": value for name, value in scores.items()}
     return metrics
 

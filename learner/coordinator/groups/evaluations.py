@@ -61,7 +61,7 @@ class Evaluations:
         solved_at: float = 1.0,
         rewards_since: int = 0,
     ) -> None:
-        """sets: the main set first, whose means are eval_reward and eval_reward_greedy. solved_at: eval.solved_at.
+        """sets: the main set first. solved_at: eval.solved_at.
 
         open_groups: opens the groups of an evaluation for leases. decoder: makes the answers' texts.
         rewards_since: the first step that the present reward endpoints score; 0: they score all steps.
@@ -70,7 +70,7 @@ class Evaluations:
         self._open_groups = open_groups
         self._decoder = decoder
         self._solved_at = solved_at
-        self._rewards_since = {"eval_rewards_since": float(rewards_since)} if rewards_since else {}
+        self._rewards_since = {"eval/rewards_since": float(rewards_since)} if rewards_since else {}
         self._current: _Evaluation | None = None
 
     @property
@@ -138,9 +138,9 @@ class Evaluations:
             for place, held_out in enumerate(self._sets)
         ]
         metrics = {
-            "eval_step": ended.step,
-            "eval_policy_version": ended.policy_version,
-            "eval_failed": ended.num_failed,
+            "eval/step": ended.step,
+            "eval/policy_version": ended.policy_version,
+            "eval/failed": ended.num_failed,
             **self._rewards_since,
             **evaluation_metrics(results, self._solved_at),
         }

@@ -29,7 +29,8 @@ _MAX_SKIPPED_IN_A_ROW = 256
 class OpenGroups:
     """`training`, `evaluating`: open groups by name, in lease order.
 
-    step_counts: numbers of the `on_assigned` listeners for the last step. give_up_reason: why the run has to end.
+    step_counts: of the last step, passes over data.train and numbers of the `on_assigned` listeners.
+    give_up_reason: why the run has to end.
     """
 
     def __init__(self, source: PromptSource, window: StalenessWindow, accounts: Accounts) -> None:
@@ -216,6 +217,7 @@ class OpenGroups:
         """Give these groups to a step; returns them."""
         groups = [self.training[name] for name in names]
         self.step_counts = {name: value for counts in self.on_assigned for name, value in counts().items()}
+        self.step_counts["progress/epoch"] = (1 + max(g.position for g in groups)) / self._source.num_prompts
         self._set_state(groups, GroupState.ASSIGNED, step)
         return groups
 

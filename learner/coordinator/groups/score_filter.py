@@ -57,7 +57,7 @@ class ScoreFilter:
     def take_counts(self) -> dict[str, float]:
         """Return how many groups were filtered since the last call: too hard ("low") and too easy ("high")."""
         counts, self._counts = self._counts, Counter()
-        return {f"filtered_{side}": counts[side] for side in ("low", "high")}
+        return {f"data/filtered_{side}": counts[side] for side in ("low", "high")}
 
     def _limit_reason(self) -> str:
         settings = self._settings

@@ -52,6 +52,7 @@ class CurrentStep:
         self._ledger = accounts.ledger
         self._mailbox = accounts.mailbox
         self._counts = accounts.counts
+        self._num_tokens = accounts.ledger.num_trained_tokens()
         self._health = HealthWatch(settings.health)
         self._waiting: dict[int, tuple[str, m.NextBatch, float]] = {}  # rank -> (peer, question, time of arrival)
         self._lacking_since: float | None = None  # time since which no server has the weights
@@ -163,7 +164,7 @@ class CurrentStep:
         failpoint("step_book.after_account")
         metrics = self._metrics(batch, message)
         self._health.take({"step": message.step, **metrics})
-        metrics["alarms"] = len(self._health.active)
+        metrics["health/alarms"] = len(self._health.active)
         self._lines.add(self.step, self.policy_version, metrics, batch)
         failpoint("step_book.after_record")
 
@@ -178,11 +179,15 @@ class CurrentStep:
         self._ledger.set_meta("policy_version", str(message.policy_version))
 
     def _metrics(self, batch: StepBatch, message: m.StepEnd) -> dict[str, float]:
+        of_batch = batch.metrics(self._settings.rewards.combine)
+        if message.is_applied:
+            self._num_tokens += int(of_batch["data/num_model_tokens"])
         return {
-            **batch.metrics(self._settings.rewards.combine),
+            **of_batch,
             **message.metrics,
             **self._groups.step_counts,
-            "window_used": len(self._groups.training) + len(batch.groups),
-            "skipped": self._counts["skipped"],
-            "retried": self._counts["retried"],
+            "data/window_used": len(self._groups.training) + len(batch.groups),
+            "progress/tokens": self._num_tokens,
+            "data/skipped": self._counts["skipped"],
+            "data/retried": self._counts["retried"],
         }

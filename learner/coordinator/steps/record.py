@@ -13,6 +13,7 @@ from pathlib import Path
 
 from learner.coordinator.steps.step_batch import StepBatch
 from learner.data.text_decoder import TextDecoder
+from learner.disk.old_metrics import with_present_names
 from learner.disk.run_folder import parse_metrics_line
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
@@ -34,7 +35,7 @@ class StepLine:
 
     @classmethod
     def from_json(cls, line: Mapping[str, float]) -> "StepLine":
-        values = {key: value for key, value in line.items() if key not in ("step", "policy_version")}
+        values = {k: v for k, v in with_present_names(line).items() if k not in ("step", "policy_version")}
         return cls(int(line["step"]), int(line["policy_version"]), values)
 
 
@@ -56,10 +57,10 @@ class RunRecord:
         now = time.monotonic()
         values = {"time_s": now - self._started, "at_s": time.time()}
         values |= {key: value for key, value in metrics.items() if math.isfinite(value)}
-        if "num_samples" in metrics:
+        if "data/num_samples" in metrics:
             seconds = now - self._last_step_at
-            values["samples_per_s"] = metrics["num_samples"] / seconds
-            values["tokens_per_s"] = metrics["num_model_tokens"] / seconds
+            values["perf/samples_per_s"] = metrics["data/num_samples"] / seconds
+            values["perf/tokens_per_s"] = metrics["data/num_model_tokens"] / seconds
         return StepLine(step, policy_version, values)
 
     def write_line(self, line: StepLine) -> None:

@@ -62,31 +62,30 @@ class StepBatch:
         staleness = self.policy_version - np.array([f.oldest_version for f in facts])
         model_tokens = np.array([int(t.loss_mask.sum()) for t in self.trajectories])
         metrics = {
-            "reward_mean": float(rewards.mean()),
-            "reward_std": float(rewards.std()),
-            "staleness_mean": float(staleness.mean()),
-            "staleness_max": float(staleness.max()),
-            "response_tokens_mean": float(model_tokens.mean()),
-            "turns_mean": float(np.mean([f.num_turns for f in facts])),
-            "num_samples": len(facts),
-            "num_model_tokens": int(model_tokens.sum()),
-            "equal_groups": sum(group.equal_rewards() for group in self.groups),
-            "truncated_share": sum(f.finish in _TRUNCATED for f in facts) / len(facts),
+            "reward/mean": float(rewards.mean()),
+            "reward/std": float(rewards.std()),
+            "data/staleness_mean": float(staleness.mean()),
+            "data/staleness_max": float(staleness.max()),
+            "length/mean": float(model_tokens.mean()),
+            "length/turns": float(np.mean([f.num_turns for f in facts])),
+            "data/num_samples": len(facts),
+            "data/num_model_tokens": int(model_tokens.sum()),
+            "length/truncated_share": sum(f.finish in _TRUNCATED for f in facts) / len(facts),
             **_lengths_by_reward(rewards, model_tokens),
         }
         if self.groups:
-            metrics["equal_group_share"] = metrics["equal_groups"] / len(self.groups)
+            metrics["reward/equal_group_share"] = sum(g.equal_rewards() for g in self.groups) / len(self.groups)
         # A missing part of the environment, of a sum or of a mean is 0. With shard a trajectory has one endpoint's
         # part, and the others were not measured.
         for name in sorted({name for f in facts for name in f.reward_parts}):
             parts = [f.reward_parts[name] for f in facts if name in f.reward_parts]
             is_added = name == _ENVIRONMENT or combine in ("sum", "mean")
-            metrics[f"reward/{name}"] = sum(parts) / len(facts if is_added else parts)
+            metrics[f"reward/part/{name}"] = sum(parts) / len(facts if is_added else parts)
         scores = [f.reward_score for f in facts if f.reward_score is not None]
         if scores:
-            metrics["score_mean"] = float(np.mean(scores))
+            metrics["reward/score"] = float(np.mean(scores))
         for name in sorted({name for f in facts for name in f.reward_logs}):
-            metrics[f"reward_log/{name}"] = float(
+            metrics[f"reward/log/{name}"] = float(
                 np.mean([f.reward_logs[name] for f in facts if name in f.reward_logs])
             )
         return metrics
@@ -98,7 +97,7 @@ def _lengths_by_reward(rewards: NDArray[np.float64], lengths: NDArray[np.int64])
     if not is_better.any() or is_better.all():
         return {}
     better, worse = float(lengths[is_better].mean()), float(lengths[~is_better].mean())
-    return {"response_tokens_better": better, "response_tokens_worse": worse}
+    return {"length/better": better, "length/worse": worse}
 
 
 def build_step(step: int, policy_version: int, groups: Sequence[Group], settings: LearnerSettings) -> StepBatch:

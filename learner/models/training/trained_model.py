@@ -120,6 +120,7 @@ class TrainedModel:
             loss=reduced.pop("loss") / global_weight,
             grad_norm=float(norm) if norm is not None else float("nan"),
             sums=reduced,
+            lr=lr,
         )
         self._num_changes += result.applied and lr > 0.0 and result.grad_norm > _CHANGING_NORM
         return result

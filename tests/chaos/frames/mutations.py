@@ -88,7 +88,7 @@ def other_frames(random: Random) -> Frames:
                     failures={"retriever": count},
                 ),
                 m.NextBatch(**STAMP, step=count, rank=0),
-                m.StepEnd(**STAMP, step=3, policy_version=3, is_applied=True, detail="", metrics={"loss": 0.5}),
+                m.StepEnd(**STAMP, step=3, policy_version=3, is_applied=True, detail="", metrics={"policy/loss": 0.5}),
                 m.SaveLedger(**STAMP, path="checkpoints/ledger.sqlite", step=3),
             )
         )

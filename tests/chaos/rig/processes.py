@@ -209,7 +209,7 @@ class CountingLearner:
                 groups.setdefault(facts.group, []).append(facts.sample_index)
             self._policy.trained[str(self.step)] = groups
             self.push()
-            self._client.report_step(self.step, self.version, True, "", {"loss": 0.0})
+            self._client.report_step(self.step, self.version, True, "", {"policy/loss": 0.0})
             self.pipe.send(("step", self.step))
             if self.step % self._settings.learner.checkpoint_every_steps == 0:
                 self._save()

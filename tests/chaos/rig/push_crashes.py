@@ -72,7 +72,7 @@ def _problems(left: Left, num_steps: int, deaths: int) -> Iterator[str]:
     if steps != list(range(1, num_steps + 1)):
         yield f"metrics.jsonl has the steps {steps}"
     # At staleness 0 every token is of the weights that are trained on: one of other weights differs by far more.
-    worst = max((line["logprob_difference_max"] for line in left.metrics), default=float("inf"))
+    worst = max((line["policy/logprob_difference_max"] for line in left.metrics), default=float("inf"))
     if not worst <= _TOLERANCE:
         yield f"logprobs differ from the learner's by up to {worst:.2g} nats"
     try:

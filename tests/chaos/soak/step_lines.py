@@ -38,7 +38,7 @@ def standstills(lines: Sequence[Line], longer_than_s: float) -> list[tuple[float
 
 def score(lines: Sequence[Line]) -> float | None:
     """Return the newest held-out score; None where there is none."""
-    return next((line["eval_reward"] for line in reversed(lines) if "eval_reward" in line), None)
+    return next((line["eval/held_out/reward"] for line in reversed(lines) if "eval/held_out/reward" in line), None)
 
 
 def is_whole(lines: Sequence[Line]) -> bool:

@@ -121,7 +121,7 @@ def test_audit_names_a_checkpoint_with_other_updates_than_its_steps_count(
 ) -> None:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line, num_updates in zip(lines, (1, 1, 0, 1), strict=True):
-        line |= {"loss": 0.5, "num_updates": num_updates}
+        line |= {"policy/loss": 0.5, "policy/num_updates": num_updates}
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run / STEP_4 / "state" / "policy").mkdir(parents=True)
     (run / STEP_4 / "state" / "policy" / "state.json").write_text(json.dumps({"num_updates": inside}))

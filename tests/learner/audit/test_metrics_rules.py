@@ -26,10 +26,10 @@ METRICS_RULES: list[tuple[str, str, list[str]]] = [
         "metrics.jsonl, step 1: line 1 says policy_version 2, the ledger 1",
     ]),
     ('"policy_version": 1, ', "", ["metrics.jsonl, step 1: line 1 says policy_version None, the ledger 1"]),
-    ('"reward_mean": 0.5', '"reward_mean": Infinity', [
+    ('"reward/mean": 0.5', '"reward/mean": Infinity', [
         "metrics.jsonl, step 1: line 1 says reward_mean Inf, the ledger 0.5",
     ]),
-    ('"staleness_max": 1.0', '"staleness_max": 0.0', [
+    ('"data/staleness_max": 1.0', '"data/staleness_max": 0.0', [
         "metrics.jsonl, step 2: line 2 says staleness_max 0, the ledger 1",
     ]),
 ]  # fmt: skip

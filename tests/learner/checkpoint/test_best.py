@@ -8,7 +8,7 @@ import pytest
 from learner.checkpoint.best import BEST, BestBy, best_of, find_best, keep_best
 from learner.checkpoint.folder import begin, rotate
 from learner.checkpoint.manifest import Checkpoint
-from protocol.settings.evaluation import EvalSettings
+from protocol.settings.evaluation import EvalSet, EvalSettings
 from tests.fakes.checkpoints import commit
 
 
@@ -19,7 +19,7 @@ def run_of(folder: Path, saved: list[int], scores: dict[int, float]) -> Path:
         aside = begin(root, step)
         (aside / "weights").write_text(str(step))
         commit(aside, Checkpoint(aside, step, step, "run", "digest"))
-    lines = ({"step": step + 1, "eval_step": step, "eval_reward": score} for step, score in scores.items())
+    lines = ({"step": step + 1, "eval/step": step, "eval/held_out/reward": score} for step, score in scores.items())
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return root
 
@@ -28,7 +28,8 @@ def kept(root: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in root.glob("step_*"))
 
 
-BY = BestBy("eval_reward", is_highest=True, every_steps=10)
+SET_A = EvalSet(name="a", data="a.jsonl")
+BY = BestBy("eval/held_out/reward", is_highest=True, every_steps=10)
 
 
 def test_best_checkpoint_outlives_the_newest_ones_and_has_a_name(tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def test_scores_of_earlier_reward_endpoints_do_not_count(tmp_path: Path) -> None
     root = run_of(tmp_path, [10, 20, 30], {10: 0.9})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         for step, score in {20: 0.3, 30: 0.2}.items():
-            line = {"step": step + 1, "eval_step": step, "eval_reward": score, "eval_rewards_since": 11}
+            line = {"step": step + 1, "eval/step": step, "eval/held_out/reward": score, "eval/rewards_since": 11}
             file.write(json.dumps(line) + "\n")
     assert keep_best(root, tmp_path, BY) == {20}
 
@@ -64,11 +65,11 @@ def test_best_moves_on_when_a_later_one_is_better(tmp_path: Path) -> None:
     keep_best(root, tmp_path, BY)
     assert (root / BEST).readlink().name == "step_000010"
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 25, "eval_step": 20, "eval_reward": 0.75}) + "\n")
+        file.write(json.dumps({"step": 25, "eval/step": 20, "eval/held_out/reward": 0.75}) + "\n")
     assert keep_best(root, tmp_path, BY) == {20}
     assert (root / BEST).readlink().name == "step_000020"
 
 
-@pytest.mark.parametrize(("best", "expected"), [(None, None), ("eval_reward", BestBy("eval_reward", False, 5))])
+@pytest.mark.parametrize(("best", "expected"), [(None, None), ("eval/a/greedy", BestBy("eval/a/greedy", False, 5))])
 def test_best_is_chosen_as_the_settings_say(best: str | None, expected: BestBy | None) -> None:
-    assert best_of(EvalSettings(every_steps=5, best=best, best_is="lowest")) == expected
+    assert best_of(EvalSettings(every_steps=5, best=best, best_is="lowest", sets=[SET_A])) == expected

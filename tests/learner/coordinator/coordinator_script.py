@@ -175,7 +175,7 @@ class Script:
             policy_version=version,
             is_applied=is_applied,
             detail=detail,
-            metrics={"loss": 0.25},
+            metrics={"policy/loss": 0.25},
         )
         self.tell("rank-0", stepped)
         assert len(self.take("rank-0", m.Done)) == 1

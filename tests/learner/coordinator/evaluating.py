@@ -52,9 +52,9 @@ def evaluate(script: Script, step: int, reward: float) -> None:
 def scores(script: Script) -> dict[int, tuple[int, float]]:
     """Return, by the step of the line that has it, each evaluation's policy version and mean reward."""
     return {
-        line["step"]: (line["eval_policy_version"], line["eval_reward"])
+        line["step"]: (line["eval/policy_version"], line["eval/held_out/reward"])
         for line in script.metrics()
-        if "eval_reward" in line
+        if "eval/held_out/reward" in line
     }
 
 

@@ -44,8 +44,8 @@ def test_first_evaluation_has_a_line_of_its_own(tmp_path: Path) -> None:
     script.finish("s1", second, reward=0.5)
     (line,) = script.metrics()
     assert line["at_s"] > nearly_done_at - 0.002
-    assert (line["step"], line["policy_version"], line["eval_policy_version"], line["eval_failed"]) == (0, 0, 0, 0)
-    assert (line["eval_reward"], line["eval_reward_greedy"]) == (0.75, 0.25)
+    assert (line["step"], line["policy_version"], line["eval/policy_version"], line["eval/failed"]) == (0, 0, 0, 0)
+    assert (line["eval/held_out/reward"], line["eval/held_out/greedy"]) == (0.75, 0.25)
 
 
 def test_a_run_of_no_steps_ends_when_its_evaluation_is_done(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_evaluation_ends_without_a_prompt_that_failed_three_times(tmp_path: Path
     script.fail("s1", lease, 0)
     script.finish("s1", other, reward=1.0)
     (line,) = script.metrics()
-    assert (line["eval_failed"], line["eval_reward"], line["eval_reward_greedy"]) == (1, 1.0, 1.0)
+    assert (line["eval/failed"], line["eval/held_out/reward"], line["eval/held_out/greedy"]) == (1, 1.0, 1.0)
 
 
 def test_ranks_that_wait_for_an_evaluation_push_again_when_the_only_server_is_back(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_other_sets_are_leased_at_their_temperature_and_have_figures_and_answers
         for index in lease.sample_indices:
             script.deliver("s1", lease, index, reward=float(lease.temperature == 0.5), answer="x")
     (line,) = script.metrics()
-    assert (line["eval_reward"], line["eval/aime/reward"], line["eval/aime/majority@2"]) == (0.0, 1.0, 1.0)
+    assert (line["eval/held_out/reward"], line["eval/aime/reward"], line["eval/aime/majority@2"]) == (0.0, 1.0, 1.0)
     answers = [json.loads(text) for text in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
     assert [(answer["set"], answer["uid"], answer["sample"]) for answer in answers] == [
         *(("held_out", f"h{i}", index) for i in range(2) for index in range(2)),
@@ -176,4 +176,4 @@ def test_no_step_begins_during_a_pinned_evaluation_and_all_answers_are_of_its_ve
     finish(script, leases, "eval", 2)
     script.batch(3)
     line = script.metrics()[-1]
-    assert (line["step"], line["eval_step"], line["eval_version_min"], line["eval_version_max"]) == (2, 2, 2, 2)
+    assert (line["step"], line["eval/step"], line["eval/version_min"], line["eval/version_max"]) == (2, 2, 2, 2)

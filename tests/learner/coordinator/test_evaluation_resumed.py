@@ -50,7 +50,7 @@ def test_a_line_that_was_held_back_at_a_checkpoint_is_written_by_the_next_start(
     resumed = restart(script, settings, step=1)
     assert waits(resumed, 2) == "waits for the evaluation of step 1: 0 of 2 prompts are back"
     evaluate(resumed, 1, 0.5)
-    assert [(line["step"], line.get("loss")) for line in resumed.metrics()] == [(0, None), (1, 0.25)]
+    assert [(line["step"], line.get("policy/loss")) for line in resumed.metrics()] == [(0, None), (1, 0.25)]
     assert scores(resumed) == {0: (0, 0.0), 1: (1, 0.5)}
 
 

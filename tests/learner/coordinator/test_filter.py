@@ -43,7 +43,7 @@ def test_group_at_a_bound_is_replaced_by_the_next_prompt_and_accounted(tmp_path:
     ]
     assert script.rows('SELECT "group", reason, num_tokens FROM waste') == [(easy.group, "filtered", 2)] * 2
     (line,) = script.metrics()
-    assert (line["filtered_low"], line["filtered_high"], line["skipped"]) == (0, 1, 0)
+    assert (line["data/filtered_low"], line["data/filtered_high"], line["data/skipped"]) == (0, 1, 0)
     assert script.coordinator.counts["filtered"] == 1
 
 
@@ -120,7 +120,7 @@ def test_evaluations_are_not_filtered(tmp_path: Path) -> None:
     lease = script.demand(num_groups=1)[0]
     assert lease.kind == "eval"
     script.finish("s1", lease, reward=1.0)
-    assert script.metrics()[0]["eval_reward"] == 1.0
+    assert script.metrics()[0]["eval/held_out/reward"] == 1.0
 
 
 def test_run_stops_with_a_sentence_when_too_many_groups_are_filtered(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def train(
         collective.wait(20.0)  # no rank ends a step that another has not begun
         if rank == 0:
             push(step)
-            client.report_step(step, step, True, "", {"loss": 0.5})
+            client.report_step(step, step, True, "", {"policy/loss": 0.5})
     assert (step, share) == (3, "all steps are done")
     channel.close()
 
@@ -162,7 +162,7 @@ def test_three_steps_run_over_encrypted_sockets(running: Running) -> None:
     assert {outcome for server in servers for outcome in server.outcomes} == {"accepted"}
     assert running.loop.failure is None
     lines = [json.loads(line) for line in (running.folder / "metrics.jsonl").read_text().splitlines()]
-    assert [(line["step"], line["reward_mean"], line["loss"]) for line in lines] == [
+    assert [(line["step"], line["reward/mean"], line["policy/loss"]) for line in lines] == [
         (1, 0.5, 0.5),
         (2, 0.5, 0.5),
         (3, 0.5, 0.5),

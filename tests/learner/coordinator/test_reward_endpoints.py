@@ -90,7 +90,7 @@ def test_evaluation_after_the_change_says_since_when_its_endpoints_score(tmp_pat
     for lease in script.demand(num_groups=1):
         script.finish("s1", lease)
     script.advance()
-    assert script.metrics()[0]["eval_rewards_since"] == 1
+    assert script.metrics()[0]["eval/rewards_since"] == 1
 
 
 def test_curriculum_does_not_go_by_scores_of_earlier_endpoints(tmp_path: Path) -> None:

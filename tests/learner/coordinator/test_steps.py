@@ -100,7 +100,7 @@ def test_step_that_was_not_applied_skips_its_groups_and_trains_none(script: Scri
     )
     assert script.rows("SELECT count(*) FROM trajectories WHERE step IS NOT NULL") == [(0,)]
     assert (script.coordinator.step, script.coordinator.policy_version) == (1, 0)
-    assert script.coordinator.counts["skipped"] == script.metrics()[0]["skipped"] == 2
+    assert script.coordinator.counts["skipped"] == script.metrics()[0]["data/skipped"] == 2
     assert len(script.demand(version=0)) == 4
 
 
@@ -133,9 +133,9 @@ def test_stop_lets_the_step_under_way_finish_and_ends_every_rank_at_the_same_ste
 def test_metrics_of_a_step_hold_data_learner_and_coordinator_values(script: Script) -> None:
     script.train(1, reward=0.25)
     (line,) = script.metrics()
-    expected = {"step": 1, "policy_version": 1, "loss": 0.25, "reward_mean": 0.25, "staleness_max": 0}
+    expected = {"step": 1, "policy_version": 1, "policy/loss": 0.25, "reward/mean": 0.25, "data/staleness_max": 0}
     assert {name: line[name] for name in expected} == expected
-    assert (line["window_used"], line["skipped"], line["retried"]) == (4, 0, 0)
+    assert (line["data/window_used"], line["data/skipped"], line["data/retried"]) == (4, 0, 0)
 
 
 def test_ranks_push_again_together_when_the_only_server_is_back_without_weights(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_run_ends_by_its_stop_rule_with_a_sentence_and_its_lines_count_alarms(tm
     why = script.coordinator.status().give_up_reason
     assert why is not None
     assert why.startswith("Alarms for 2 steps in a row (health.stop_after): 100% of the groups have equal rewards")
-    assert [line["alarms"] for line in script.metrics()] == [1, 1]
+    assert [line["health/alarms"] for line in script.metrics()] == [1, 1]
 
 
 def test_groups_of_a_step_are_assigned_to_it_in_the_ledger(script: Script) -> None:

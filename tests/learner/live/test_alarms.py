@@ -11,17 +11,17 @@ from protocol.settings.settings import Settings
 
 SETTINGS = HealthSettings()
 HEALTHY = {
-    "ratio_mean": 1.01,
-    "kl_fresh": 0.001,
-    "kl_stale": 0.01,
-    "effective_sample_share": 0.9,
-    "clip_fraction": 0.05,
-    "entropy": 0.7,
-    "grad_norm": 3.0,
-    "equal_group_share": 0.4,
-    "truncated_share": 0.1,
-    "response_tokens_better": 110.0,
-    "response_tokens_worse": 100.0,
+    "policy/ratio_mean": 1.01,
+    "policy/kl_fresh": 0.001,
+    "policy/kl_stale": 0.01,
+    "policy/effective_sample_share": 0.9,
+    "policy/clip_share": 0.05,
+    "policy/entropy": 0.7,
+    "policy/grad_norm": 3.0,
+    "reward/equal_group_share": 0.4,
+    "length/truncated_share": 0.1,
+    "length/better": 110.0,
+    "length/worse": 100.0,
 }
 
 
@@ -32,17 +32,23 @@ def test_a_step_without_fault_breaks_no_rule_and_neither_does_one_without_figure
 @pytest.mark.parametrize(
     ("rule", "figure", "at_the_bound", "beyond", "text"),
     [
-        ("ratio", "ratio_mean", 0.8, 0.62, "ratio mean 0.62: it is 1 if the logprobs"),
-        ("ratio", "ratio_mean", 1.25, 1.4, "ratio mean 1.4: it is 1 if the logprobs"),
-        ("kl_fresh", "kl_fresh", 0.05, 0.06, "kl 0.06 nats per token on samples of the learner's own weights"),
-        ("kl_stale", "kl_stale", 0.5, 0.75, "kl 0.75 nats per token on stale samples"),
-        ("effective_samples", "effective_sample_share", 0.3, 0.2, "effective sample share 0.2: few tokens carry"),
-        ("clip_fraction", "clip_fraction", 0.4, 0.5, "clip fraction 0.5: the loss clips most tokens"),
-        ("entropy", "entropy", 0.01, 0.005, "entropy 0.005 nats per token: the policy hardly samples any more"),
-        ("grad_norm", "grad_norm", 1000.0, 2500.0, "gradient norm 2.5e+03 before clipping"),
-        ("equal_groups", "equal_group_share", 0.9, 0.95, "95% of the groups have equal rewards"),
-        ("truncated", "truncated_share", 0.5, 0.6, "60% of the samples were cut off before they ended"),
-        ("length_by_reward", "response_tokens_better", 300.0, 400.0, "samples of above-average reward have 400 tokens"),
+        ("ratio", "policy/ratio_mean", 0.8, 0.62, "ratio mean 0.62: it is 1 if the logprobs"),
+        ("ratio", "policy/ratio_mean", 1.25, 1.4, "ratio mean 1.4: it is 1 if the logprobs"),
+        ("kl_fresh", "policy/kl_fresh", 0.05, 0.06, "kl 0.06 nats per token on samples of the learner's own weights"),
+        ("kl_stale", "policy/kl_stale", 0.5, 0.75, "kl 0.75 nats per token on stale samples"),
+        (
+            "effective_samples",
+            "policy/effective_sample_share",
+            0.3,
+            0.2,
+            "effective sample share 0.2: few tokens carry",
+        ),
+        ("clip_fraction", "policy/clip_share", 0.4, 0.5, "clip fraction 0.5: the loss clips most tokens"),
+        ("entropy", "policy/entropy", 0.01, 0.005, "entropy 0.005 nats per token: the policy hardly samples any more"),
+        ("grad_norm", "policy/grad_norm", 1000.0, 2500.0, "gradient norm 2.5e+03 before clipping"),
+        ("equal_groups", "reward/equal_group_share", 0.9, 0.95, "95% of the groups have equal rewards"),
+        ("truncated", "length/truncated_share", 0.5, 0.6, "60% of the samples were cut off before they ended"),
+        ("length_by_reward", "length/better", 300.0, 400.0, "samples of above-average reward have 400 tokens"),
     ],
 )
 def test_a_rule_breaks_beyond_its_bound_in_words(
@@ -57,9 +63,10 @@ def test_a_rule_breaks_beyond_its_bound_in_words(
 def test_what_an_alarm_says_to_change_is_a_setting_that_exists() -> None:
     known = {name for name, _, _ in describe_settings(Settings())}
     sick = {
-        "ratio_mean": 0.5, "kl_fresh": 1.0, "kl_stale": 1.0, "effective_sample_share": 0.0, "clip_fraction": 1.0,
-        "entropy": 0.0, "grad_norm": 1e9, "equal_group_share": 1.0, "truncated_share": 1.0,
-        "response_tokens_better": 900.0, "response_tokens_worse": 1.0,
+        "policy/ratio_mean": 0.5, "policy/kl_fresh": 1.0, "policy/kl_stale": 1.0, "policy/effective_sample_share": 0.0,
+        "policy/clip_share": 1.0, "policy/entropy": 0.0, "policy/grad_norm": 1e9, "reward/equal_group_share": 1.0,
+        "length/truncated_share": 1.0,
+        "length/better": 900.0, "length/worse": 1.0,
     }  # fmt: skip
     alarms = broken_rules(sick, SETTINGS)
     assert {alarm.name for alarm in alarms} == set(RULES)
@@ -69,7 +76,7 @@ def test_what_an_alarm_says_to_change_is_a_setting_that_exists() -> None:
         assert set(named) <= known
 
 
-SICK, WELL = {"ratio_mean": 0.5}, {"ratio_mean": 1.0}
+SICK, WELL = {"policy/ratio_mean": 0.5}, {"policy/ratio_mean": 1.0}
 
 
 def test_an_alarm_is_told_once_after_so_many_steps_in_a_row() -> None:
@@ -83,11 +90,11 @@ def test_an_alarm_is_told_once_after_so_many_steps_in_a_row() -> None:
 
 def test_steps_without_a_fresh_sample_do_not_interrupt_the_count_of_those_with_one() -> None:
     watch = HealthWatch(HealthSettings(patience=3))
-    fresh, stale = {"kl_fresh": 0.2}, {"kl_stale": 0.01}
+    fresh, stale = {"policy/kl_fresh": 0.2}, {"policy/kl_stale": 0.01}
     begun = [[alarm.name for alarm in watch.take(line)] for line in (fresh, stale, fresh, stale, stale, fresh, stale)]
     assert begun == [[], [], [], [], [], ["kl_fresh"], []]
     assert set(watch.active) == {"kl_fresh"}
-    watch.take({"kl_fresh": 0.001})
+    watch.take({"policy/kl_fresh": 0.001})
     assert watch.active == {}
 
 
@@ -99,21 +106,21 @@ def test_kl_of_stale_samples_is_compared_with_the_runs_own_usual_value(
 ) -> None:
     watch = HealthWatch(HealthSettings(patience=3))
     for kl in [usual] * 10 + [later] * 3:
-        watch.take({"kl_stale": kl})
+        watch.take({"policy/kl_stale": kl})
     assert set(watch.active) == alarms
 
 
 def test_figure_that_is_not_a_number_neither_begins_nor_ends_an_alarm() -> None:
     watch = HealthWatch(HealthSettings(patience=3))
     for kl in (0.2, 0.2, float("nan"), 0.2, float("nan")):
-        watch.take({"kl_fresh": kl})
+        watch.take({"policy/kl_fresh": kl})
     assert set(watch.active) == {"kl_fresh"}
 
 
 def test_alarm_of_an_unusual_value_lasts_as_long_as_the_value() -> None:
     watch = HealthWatch(HealthSettings())
     for kl in [0.004] * 20 + [0.2] * 100:
-        watch.take({"kl_stale": kl})
+        watch.take({"policy/kl_stale": kl})
     assert set(watch.active) == {"kl_stale"}
 
 
@@ -133,6 +140,6 @@ def test_alarms_that_are_turned_off_never_begin() -> None:
 
 
 def test_alarms_of_a_run_are_read_from_its_lines() -> None:
-    lines = [{"step": step, "loss": 0.0, **(SICK if step > 1 else WELL)} for step in range(1, 6)]
-    ((step, alarm),) = alarms_of([{"step": 0, "eval_reward": 0.5}, *lines], HealthSettings(patience=2))
+    lines = [{"step": step, "policy/loss": 0.0, **(SICK if step > 1 else WELL)} for step in range(1, 6)]
+    ((step, alarm),) = alarms_of([{"step": 0, "eval/held_out/reward": 0.5}, *lines], HealthSettings(patience=2))
     assert (step, alarm.name) == (3, "ratio")

@@ -27,19 +27,25 @@ _STATUS = RunStatus(
 )
 
 
+_AGE = {"data/staleness_mean": 0.5, "data/staleness_max": 1.0}
+_SCORES = {"eval/held_out/reward": 0.7, "eval/held_out/greedy": 0.875}
+
+
 def _line(step: int, **values: float) -> dict[str, float]:
-    return {"step": step, "policy_version": step, "at_s": time.time() + 60 + step, "reward_mean": step / 10, **values}
+    return {"step": step, "policy_version": step, "at_s": time.time() + 60 + step, "reward/mean": step / 10, **values}
 
 
 def test_plain_view_writes_one_line_per_step_in_the_log_format() -> None:
     file = io.StringIO()
-    line = {"step": 412, "policy_version": 412, "loss": -0.0131234, "reward_mean": 0.482, "tokens_per_s": 41800.4}
+    line = {"step": 412, "policy_version": 412, "policy/loss": -0.0131234, "reward/mean": 0.482, "time/wait_s": 41800.4}
     with LiveView(500, is_terminal=False, file=file) as view:
         view.update(_STATUS, [])
         view.update(_STATUS, [line])
     clock, rest = file.getvalue().split(" ", 1)
     assert time.strptime(clock, "%H:%M:%S").tm_min < 60
-    assert rest == ("INFO  learner  step  step=412 policy_version=412 reward=0.482 loss=-0.01312 tokens_per_s=41800\n")
+    assert rest == (
+        "INFO  learner  step  step=412 policy_version=412 reward/mean=0.482 policy/loss=-0.01312 time/wait_s=41800\n"
+    )
 
 
 def test_plain_view_leaves_out_lines_of_an_earlier_life_of_the_run() -> None:
@@ -92,8 +98,8 @@ def _panel(num_messages: int = 0) -> str:
         view.show_phase("starting servers")
         for index in range(num_messages):
             view.message(f"warning {index} [bold]")
-        lines = [_line(step, staleness_mean=0.5, staleness_max=1, push_s=0.085) for step in range(1, 5)]
-        view.update(_STATUS, [*lines, _line(5, eval_reward=0.7, eval_reward_greedy=0.875, staleness_mean=0.5)])
+        lines = [_line(step, **_AGE, **{"time/push_s": 0.085}) for step in range(1, 5)]
+        view.update(_STATUS, [*lines, _line(5, **_SCORES, **_AGE)])
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
 
 
@@ -164,12 +170,12 @@ def test_metrics_reader_returns_a_line_once_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     reader = MetricsReader(path)
     assert reader.new_lines() == []
-    path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
-    assert reader.new_lines() == [{"step": 1, "loss": 0.5}]
+    path.write_text('{"step": 1, "a": 0.5}\n{"step": 2, "a')
+    assert reader.new_lines() == [{"step": 1, "policy/loss": 0.5}]
     assert reader.new_lines() == []
     with path.open("a") as file:
-        file.write('ss": 0.25}\nnonsense\n{"step": 3}\n')
-    assert reader.new_lines() == [{"step": 2, "loss": 0.25}, {"step": 3}]
+        file.write('b": 0.25}\nnonsense\n{"step": 3}\n')
+    assert reader.new_lines() == [{"step": 2, "policy/loss": 0.25}, {"step": 3}]
 
 
 def test_metrics_reader_starts_again_when_the_file_was_replaced(tmp_path: Path) -> None:

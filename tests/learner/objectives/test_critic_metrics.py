@@ -27,20 +27,20 @@ def test_values_are_of_the_first_epoch_and_clips_of_all_updates() -> None:
     metrics = critic_metrics([result(FIRST), result(SECOND, 1.5)], num_in_epoch=1)
     assert metrics == pytest.approx(
         {
-            "value_loss": 1.0,
-            "critic_grad_norm": 2.0,
-            "num_critic_updates": 2,
-            "value_mean": 0.5,
-            "return_mean": 1.5,
-            "value_clip_fraction": 3.0 / 8.0,
-            "value_explained": 1.0 - (6.0 / 4.0 - 1.0) / (17.0 / 4.0 - 1.5**2),
+            "critic/loss": 1.0,
+            "critic/grad_norm": 2.0,
+            "critic/num_updates": 2,
+            "critic/value_mean": 0.5,
+            "critic/return_mean": 1.5,
+            "critic/clip_share": 3.0 / 8.0,
+            "critic/explained_share": 1.0 - (6.0 / 4.0 - 1.0) / (17.0 / 4.0 - 1.5**2),
         }
     )
 
 
 def test_equal_returns_have_no_explained_variance() -> None:
     metrics = critic_metrics([result(FIRST | {"return_squared": 9.0})], num_in_epoch=1)
-    assert math.isnan(metrics["value_explained"])
+    assert math.isnan(metrics["critic/explained_share"])
 
 
 def test_step_without_critic_updates_has_no_figures() -> None:

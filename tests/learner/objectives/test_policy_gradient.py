@@ -144,10 +144,15 @@ def test_metrics_of_several_updates_compare_the_sampler_with_the_learner_before_
     )
     settings = settings_of("recompute", num_mini_batches=2, num_epochs=3)
     several = objective_of(settings).take_step(batch, dict(enumerate(made)), 4)
-    for key in ("kl", "ratio_mean", "ratio_outside_share", "effective_sample_share"):
+    for key in (
+        "policy/kl_sampler",
+        "policy/ratio_mean",
+        "policy/ratio_outside_share",
+        "policy/effective_sample_share",
+    ):
         assert several.metrics[key] == pytest.approx(one.metrics[key], rel=1e-6)
-    assert (one.metrics["num_updates"], several.metrics["num_updates"]) == (1, 6)
-    assert several.metrics["num_trained_tokens"] == one.metrics["num_trained_tokens"]
+    assert (one.metrics["policy/num_updates"], several.metrics["policy/num_updates"]) == (1, 6)
+    assert several.metrics["data/num_trained_tokens"] == one.metrics["data/num_trained_tokens"]
 
 
 def test_step_whose_answers_are_all_masked_counts_no_trained_tokens() -> None:
@@ -155,7 +160,7 @@ def test_step_whose_answers_are_all_masked_counts_no_trained_tokens() -> None:
     masked = settings_of("behaviour").model_dump(exclude_unset=True) | {"rewards": {"truncated": "mask"}}
     objective = objective_of(Settings.model_validate(masked))
     outcome = objective.take_step(batch_of(made, PLAN, list(range(9))), dict(enumerate(made)), 4)
-    assert outcome.metrics["num_trained_tokens"] == 0
+    assert outcome.metrics["data/num_trained_tokens"] == 0
 
 
 # -- PPO as in its paper ----------------------------------------------------------------------------------------------
@@ -222,23 +227,24 @@ def test_metrics_are_means_over_the_tokens_of_the_learner_against_the_behaviour_
     logprobs = micro_batch.behaviour_logprobs.double() + ratios.log()
     entropies = torch.tensor([1.0, 2.0, 3.0, 6.0], dtype=torch.float64)
     _, sums = make_loss(settings_of(loss="ppo"))(logprobs, entropies, micro_batch)
-    result = StepResult(True, -0.25, 0.75, {key: float(value) for key, value in sums.items()})
+    result = StepResult(True, -0.25, 0.75, {key: float(value) for key, value in sums.items()}, lr=0.125)
     metrics = step_metrics([result], [result])
     kl = sum(ratio - 1.0 - np.log(ratio) for ratio in ratios.tolist()) / 4
     assert metrics == pytest.approx(
         {
-            "loss": -0.25,
-            "grad_norm": 0.75,
-            "kl": kl,
-            "entropy": 3.0,
-            "ratio_mean": 4.05 / 4,
-            "clip_fraction": 0.25,
-            "ratio_outside_share": 0.5,
-            "effective_sample_share": 4.05**2 / (4 * (1.0 + 2.25 + 0.25 + 1.1025)),
-            "logprob_difference_max": np.log(2.0),
-            "num_updates": 1,
-            "kl_fresh": kl,
-            "advantage_std": 0.0,
+            "policy/loss": -0.25,
+            "policy/grad_norm": 0.75,
+            "policy/kl_sampler": kl,
+            "policy/entropy": 3.0,
+            "policy/ratio_mean": 4.05 / 4,
+            "policy/clip_share": 0.25,
+            "policy/ratio_outside_share": 0.5,
+            "policy/effective_sample_share": 4.05**2 / (4 * (1.0 + 2.25 + 0.25 + 1.1025)),
+            "policy/logprob_difference_max": np.log(2.0),
+            "policy/num_updates": 1,
+            "policy/lr": 0.125,
+            "policy/kl_fresh": kl,
+            "policy/advantage_std": 0.0,
         },
         rel=1e-6,
     )
@@ -252,7 +258,7 @@ def test_micro_batch_without_tokens_sums_to_zeros_under_the_same_keys() -> None:
     assert sums.keys() == full.keys()
     assert {float(number) for number in sums.values()} == {0.0}
     result = StepResult(True, 0.0, 0.0, numbers(sums))
-    assert step_metrics([result], [result])["entropy"] == 0.0
+    assert step_metrics([result], [result])["policy/entropy"] == 0.0
 
 
 def batch_of_one_token() -> MicroBatch:

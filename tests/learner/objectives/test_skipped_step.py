@@ -145,14 +145,14 @@ def test_critic_stands_still_with_a_policy_of_which_nothing_is_applied() -> None
     assert not outcome.applied
     assert outcome.detail == "non-finite loss or gradient in 2 of 2 updates (loss nan, norm nan)"
     assert len(critic.left) == 2
-    assert "value_loss" not in outcome.metrics
+    assert "critic/loss" not in outcome.metrics
     assert memory == BEFORE
 
 
 def test_step_whose_critic_alone_is_refused_is_applied_and_its_line_says_so() -> None:
     outcome, memory = take(True, critic=ScriptedCritic([False]))
     assert outcome.applied
-    assert (outcome.metrics["num_updates"], outcome.metrics["num_critic_updates"]) == (1, 0)
+    assert (outcome.metrics["policy/num_updates"], outcome.metrics["critic/num_updates"]) == (1, 0)
     assert memory["reward_count"] == 18.0
 
 

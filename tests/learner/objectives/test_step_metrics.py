@@ -33,16 +33,16 @@ def k3(difference: float) -> float:
 
 def test_kl_is_told_for_fresh_and_for_stale_samples_apart() -> None:
     found = figures((0, 2))
-    assert found["kl_fresh"] == pytest.approx(k3(0.5) / 2, rel=1e-5)
-    assert found["kl_stale"] == pytest.approx(k3(-0.5), rel=1e-5)
-    assert found["kl"] == pytest.approx((k3(0.5) + k3(-0.5)) / 3, rel=1e-5)
+    assert found["policy/kl_fresh"] == pytest.approx(k3(0.5) / 2, rel=1e-5)
+    assert found["policy/kl_stale"] == pytest.approx(k3(-0.5), rel=1e-5)
+    assert found["policy/kl_sampler"] == pytest.approx((k3(0.5) + k3(-0.5)) / 3, rel=1e-5)
 
 
 def test_kl_of_an_age_that_no_sample_has_is_absent() -> None:
-    assert "kl_stale" not in figures((0, 0))
-    assert "kl_fresh" not in figures((1, 1))
-    assert "kl_stale" not in figures(())
+    assert "policy/kl_stale" not in figures((0, 0))
+    assert "policy/kl_fresh" not in figures((1, 1))
+    assert "policy/kl_stale" not in figures(())
 
 
 def test_spread_of_the_advantages_is_over_tokens() -> None:
-    assert figures((0, 0))["advantage_std"] == pytest.approx(np.std([1.0, 1.0, -0.5]), rel=1e-5)
+    assert figures((0, 0))["policy/advantage_std"] == pytest.approx(np.std([1.0, 1.0, -0.5]), rel=1e-5)

@@ -80,7 +80,7 @@ class Run:
 
     def step(self, number: int) -> int:
         """Take a step; return its number of policy updates."""
-        return int(step_of(self._objective, self.settings, number).metrics.get("num_updates", 0))
+        return int(step_of(self._objective, self.settings, number).metrics.get("policy/num_updates", 0))
 
     def learning_rate(self) -> float:
         """Return the share of the peak."""

@@ -16,7 +16,9 @@ from protocol.settings.run import RunSettings
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch
 
-PUSHED = PushReport(push_s=0.5, pause_s=0.1, num_bytes=1, digest="d", synced=("s1",), failed={})
+PUSHED = PushReport(
+    push_s=0.5, wait_s=0.1, transfer_s=0.2, pause_s=0.1, num_bytes=1, digest="d", synced=("s1",), failed={}
+)
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Peers:
         self.num_steps += 1
         self.trained_on.append(policy_version)
         is_bad = self.num_steps in self.bad_steps
-        return StepOutcome(not is_bad, "not finite" if is_bad else "", {"loss": 1.0, "kl": 0.0})
+        return StepOutcome(not is_bad, "not finite" if is_bad else "", {"policy/loss": 1.0, "policy/kl_sampler": 0.0})
 
     def next_batch(self, step: int, rank: int, timeout_s: float, waited_s: float) -> Any:
         answer = self.answers.pop(0) if self.answers else "the run is over"
@@ -108,15 +110,15 @@ def test_step_that_was_not_applied_is_reported_and_neither_pushed_nor_counted_as
 
     assert peers.done == [("push", 0), ("leave out",), ("stepped", 1, 0, False), ("save", 1, 0)]
     assert peers.detail == "not finite"
-    assert "push_s" not in peers.metrics
+    assert "time/push_s" not in peers.metrics
 
 
 def test_metrics_hold_the_pushs_times() -> None:
     peers = Peers([[]])
     _trainer(peers).train()
 
-    assert (peers.metrics["push_s"], peers.metrics["pause_s"]) == (0.5, 0.1)
-    assert {"wait_s", "train_s", "loss", "kl"} <= set(peers.metrics)
+    assert (peers.metrics["time/push_s"], peers.metrics["time/push_pause_s"]) == (0.5, 0.1)
+    assert {"time/wait_s", "time/train_s", "policy/loss", "policy/kl_sampler"} <= set(peers.metrics)
 
 
 def test_weights_are_pushed_again_to_everyone_when_no_server_holds_them() -> None:
@@ -202,7 +204,7 @@ def test_a_rank_that_shares_its_device_waits_in_the_servers_turn_and_steps_pushe
         ("save", 2, 1),
         "generate",
     ]
-    assert peers.metrics["switch_s"] == 0.5
+    assert peers.metrics["time/switch_s"] == 0.5
 
 
 def test_rank_waits_for_its_batch_also_after_a_push_that_no_server_took() -> None:

@@ -55,7 +55,8 @@ def record_run(folder: Path, num_steps: int, groups_per_step: int = 2, group_siz
                 trajectories.append(trajectory)
             ledger.mark_trained([name], step, step - 1)
         batch = StepBatch(step, step - 1, (), tuple(trajectories), [], [])
-        metrics = {"loss": 0.1 / step, "wait_s": 0.5, "train_s": 1.0, "push_s": 0.1, "retried": 0, "skipped": 1}
+        metrics = {"policy/loss": 0.1 / step, "time/wait_s": 0.5, "time/train_s": 1.0, "time/push_s": 0.1}
+        metrics |= {"data/retried": 0, "data/skipped": 1}
         if step == num_steps:
             metrics |= _scores(step, 1.0, 0.0)
         record.write_line(record.stamp(step, step, {**batch.metrics(), **metrics}))
@@ -122,5 +123,5 @@ def make_trajectory(
 def _scores(step: int, reward: float, error: float) -> dict[str, float]:
     """Return the figures of an evaluation of two prompts whose greedy answers score 1."""
     figures = {"reward": reward, "reward_error": error, "greedy": 1.0, "greedy_error": 0.0, "num_prompts": 2.0}
-    means = {"eval_step": step, "eval_policy_version": step, "eval_reward": reward, "eval_reward_greedy": 1.0}
+    means: dict[str, float] = {"eval/step": step, "eval/policy_version": step}
     return means | {f"eval/held_out/{name}": value for name, value in figures.items()}

@@ -6,21 +6,21 @@ from learner.report.plots import metric_plots, reward_plot, thin
 
 
 def test_every_metric_gets_a_plot_under_its_own_name_too() -> None:
-    lines = [{"step": step, "loss": 0.1, "behaviour_gap_max": 0.2, "reward/em": 0.5} for step in range(3)]
+    lines = [{"step": step, "policy/loss": 0.1, "behaviour_gap_max": 0.2, "reward/part/em": 0.5} for step in range(3)]
     assert [plot.title for plot in metric_plots(lines)] == ["Parts of the reward", "Loss", "behaviour_gap_max"]
 
 
 def test_endpoint_of_weight_0_is_shown_as_unused() -> None:
-    (parts,) = metric_plots([{"step": 1, "reward/em": 0.5, "reward/style": 0.1}], unused=["style"])
+    (parts,) = metric_plots([{"step": 1, "reward/part/em": 0.5, "reward/part/style": 0.1}], unused=["style"])
     assert [each.label for each in parts.series] == ["em", "style (weight 0: recorded, unused)"]
 
 
 def test_every_curve_of_an_evaluation_is_at_the_step_that_it_evaluated() -> None:
-    scores = {"eval_step": 2, "eval_reward": 0.75, "eval/held_out/reward": 0.75}
+    scores = {"eval/step": 2, "eval/held_out/reward": 0.75, "eval/held_out/pass@1": 0.75}
     lines = [
-        {"step": 1, "reward_mean": 0.5},
-        {"step": 2, "reward_mean": 0.5},
-        {"step": 3, "reward_mean": 1.0, **scores},
+        {"step": 1, "reward/mean": 0.5},
+        {"step": 2, "reward/mean": 0.5},
+        {"step": 3, "reward/mean": 1.0, **scores},
     ]
     reward = reward_plot(lines)
     (of_set,) = metric_plots(lines)
@@ -31,10 +31,10 @@ def test_every_curve_of_an_evaluation_is_at_the_step_that_it_evaluated() -> None
 
 
 def test_thinned_lines_are_means_of_neighbours_and_keep_the_last_step() -> None:
-    lines = [{"step": step, "loss": float(step)} | ({"rare": 1.0} if step == 3 else {}) for step in range(1500)]
+    lines = [{"step": step, "policy/loss": float(step)} | ({"rare": 1.0} if step == 3 else {}) for step in range(1500)]
     points = thin(lines)
     assert len(points) == 750
-    assert points[:2] == [{"step": 1, "loss": 0.5}, {"step": 3, "loss": 2.5, "rare": 1.0}]
+    assert points[:2] == [{"step": 1, "policy/loss": 0.5}, {"step": 3, "policy/loss": 2.5, "rare": 1.0}]
 
 
 def test_json_of_a_plot_cannot_end_its_script_element() -> None:

@@ -48,39 +48,37 @@ class _Tags(HTMLParser):
 
 def test_report_says_what_the_warm_start_had_reached_and_what_rl_added(folder: Path) -> None:
     text = _text(_page(folder))
-    assert "sampled at temperature 1 (eval_reward) 0.500 ± 0.500 1.000 ± 0.000 +0.500" in text
-    assert "greedy (eval_reward_greedy) 1.000 ± 0.000 1.000 ± 0.000 +0.000" in text
+    assert "sampled at temperature 1 0.500 ± 0.500 1.000 ± 0.000 +0.500" in text
+    assert "greedy 1.000 ± 0.000 1.000 ± 0.000 +0.000" in text
     assert "after the warm start, before RL after 3 steps of RL" in text
 
 
 def test_report_names_the_weights_that_an_evaluation_scored_when_a_later_step_reports_it(folder: Path) -> None:
     path = folder / "metrics.jsonl"
-    path.write_text(path.read_text().replace('"eval_policy_version": 3', '"eval_policy_version": 2'))
+    path.write_text(path.read_text().replace('"eval/policy_version": 3', '"eval/policy_version": 2'))
     assert "before RL after 2 steps of RL" in _text(_page(folder))
 
 
 def test_report_compares_no_scores_of_different_reward_endpoints(folder: Path) -> None:
     metrics = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    lines[2] |= {"eval_step": 2, "eval_policy_version": 2, "eval_reward": 0.25, "eval_rewards_since": 2}
-    lines[3] |= {"eval_rewards_since": 2}
+    lines[2] |= {"eval/step": 2, "eval/policy_version": 2, "eval/held_out/reward": 0.25, "eval/rewards_since": 2}
+    lines[3] |= {"eval/rewards_since": 2}
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = _text(_page(folder))
-    assert "(eval_reward) 0.250 1.000 ± 0.000 +0.750" in text
+    assert "temperature 1 0.250 1.000 ± 0.000 +0.750" in text
     assert "Other reward endpoints scored the steps before 2: their scores are not compared." in text
 
 
 def test_report_has_the_error_and_size_of_the_first_set_among_several(folder: Path) -> None:
-    settings = folder / "settings.yaml"
-    settings.write_text(settings.read_text().replace("  sets: []", "  sets:\n  - {name: aime, data: a.jsonl}"))
     metrics = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    lines[0] |= {"eval/aime/reward_error": 0.125}
-    lines[-1] |= {"eval/aime/reward_error": 0.25, "eval/aime/num_prompts": 30}
+    lines = [{key.replace("held_out", "aime"): value for key, value in line.items()} for line in lines]
+    lines[-1] |= {"eval/aime/reward": 0.125, "eval/aime/reward_error": 0.25, "eval/aime/num_prompts": 30}
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = _text(_page(folder))
-    assert "(eval_reward) 0.500 ± 0.125 1.000 ± 0.250 +0.500" in text
-    assert "30 held-out prompts; ± is one standard error over prompts." in text
+    assert "temperature 1 0.500 ± 0.500 1.000 ± 0.000 +0.500" in text
+    assert "2 held-out prompts; ± is one standard error over prompts." in text
 
 
 def test_report_loads_nothing_and_runs_our_two_scripts_alone_whatever_a_trajectory_holds(folder: Path) -> None:
@@ -123,7 +121,10 @@ def test_report_shows_no_password_of_a_url(folder: Path) -> None:
 
 
 def test_report_names_metrics_that_were_not_measured(folder: Path) -> None:
-    assert "Not measured in this run: grad_norm, entropy, kl, ratio_mean, clip_fraction." in _page(folder)
+    assert (
+        "Not measured in this run: policy/grad_norm, policy/entropy, policy/kl_sampler, policy/ratio_mean, "
+        "policy/clip_share." in _page(folder)
+    )
 
 
 def test_report_flags_a_staleness_above_what_was_allowed(folder: Path) -> None:
@@ -184,10 +185,10 @@ def test_report_shows_token_ids_when_the_tokenizer_is_not_there(folder: Path) ->
 
 def test_steps_taken_again_after_a_resume_count_once(folder: Path) -> None:
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 2, "policy_version": 2, "loss": 9.0}\n')
+        file.write('{"step": 2, "policy_version": 2, "policy/loss": 9.0}\n')
     run = read_run(folder)
     assert [line["step"] for line in run.lines] == [0, 1, 2]
-    assert (run.lines[-1]["loss"], run.num_redone) == (9.0, 2)
+    assert (run.lines[-1]["policy/loss"], run.num_redone) == (9.0, 2)
 
 
 def test_report_command_prints_the_path(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

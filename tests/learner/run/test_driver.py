@@ -101,9 +101,12 @@ def test_second_checkpoint_that_is_refused_ends_the_run_with_the_others_in_place
 
 def test_result_has_the_first_and_the_last_score_and_the_newest_model(tmp_path: Path) -> None:
     save_settings(Settings(), tmp_path / "settings.yaml")
-    scores = [{"step": 2, "eval_step": 0, "eval_reward": 0.25}, {"step": 4, "eval_step": 4, "eval_reward": 0.75}]
+    scores = [
+        {"step": 2, "eval/step": 0, "eval/held_out/reward": 0.25},
+        {"step": 4, "eval/step": 4, "eval/held_out/reward": 0.75},
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in scores))
-    assert driver.describe_result(tmp_path) == ["Score, sampled at temperature 1 (eval_reward): 0.250 -> 0.750"]
+    assert driver.describe_result(tmp_path) == ["Score, sampled at temperature 1: 0.250 -> 0.750"]
     (tmp_path / "checkpoints" / "latest" / "model").mkdir(parents=True)
     assert driver.describe_result(tmp_path)[1:] == [f"Model: {tmp_path}/checkpoints/latest/model"]
 

@@ -100,15 +100,15 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(MACHINES))
 def test_two_steps_of_a_recipe_train_what_it_says(ran: dict[str, Any], name: str) -> None:
     settings, found = settings_of(name), ran[name]
-    steps = [line for line in found["metrics"] if "loss" in line]
+    steps = [line for line in found["metrics"] if "policy/loss" in line]
     assert [line["step"] for line in steps] == [1, 2]
-    assert [line["num_updates"] for line in steps] == [settings.learner.num_mini_batches] * 2
-    assert all(line["grad_norm"] > 0.0 for line in steps)
+    assert [line["policy/num_updates"] for line in steps] == [settings.learner.num_mini_batches] * 2
+    assert all(line["policy/grad_norm"] > 0.0 for line in steps)
     # Of one version, the engine's logprobs and the learner's differ by rounding to bfloat16.
-    assert abs(steps[0]["ratio_mean"] - 1.0) < 0.05
-    assert ("value_loss" in steps[0]) == (settings.learner.recipe == "ppo")
-    assert ("kl_coefficient" in steps[0]) == (settings.kl.coefficient > 0.0)
-    assert all(line["turns_mean"] > 1.0 for line in steps) == (settings.rollout.environment == "search")
+    assert abs(steps[0]["policy/ratio_mean"] - 1.0) < 0.05
+    assert ("critic/loss" in steps[0]) == (settings.learner.recipe == "ppo")
+    assert ("policy/kl_coefficient" in steps[0]) == (settings.kl.coefficient > 0.0)
+    assert all(line["length/turns"] > 1.0 for line in steps) == (settings.rollout.environment == "search")
 
 
 @pytest.mark.stack
@@ -118,7 +118,7 @@ def test_two_steps_of_a_recipe_are_pushed_evaluated_and_pass_the_audit(ran: dict
     found = ran[name]
     assert sorted(found["pushed"]) == ["0", "1", "2"]
     assert len(set(found["pushed"].values())) == 3  # the weights changed with every step
-    assert [line["eval_step"] for line in found["metrics"] if "eval_step" in line] == [0, 2]
+    assert [line["eval/step"] for line in found["metrics"] if "eval/step" in line] == [0, 2]
     assert found["audit"] == 0
 
 
@@ -128,5 +128,5 @@ def test_two_steps_of_a_recipe_are_pushed_evaluated_and_pass_the_audit(ran: dict
 def test_a_rank_and_a_server_that_share_a_device_take_turns(ran: dict[str, Any], name: str) -> None:
     # Before the rank loads its models, for each of two steps, and while the last checkpoint is saved.
     assert ran[name]["sleeps"] == (4 if name in SHARED else 0)
-    steps = [line for line in ran[name]["metrics"] if "loss" in line]
-    assert all(("switch_s" in line) == (name in SHARED) for line in steps)
+    steps = [line for line in ran[name]["metrics"] if "policy/loss" in line]
+    assert all(("time/switch_s" in line) == (name in SHARED) for line in steps)

@@ -13,13 +13,13 @@ EVALUATED: dict[str, Any] = {"every_steps": 1, "samples": 6, "sets": [{"name": "
 @pytest.mark.parametrize(
     ("best", "is_measured"),
     [
-        ("eval_reward_greedy", True),
+        ("eval/held_out/greedy", True),
         ("eval/held_out/pass@4", True),
         ("eval/held_out/pass@6", True),
         ("eval/held_out/majority@6", True),
         ("eval/aime/pass@1", True),
         ("eval/aime/a source/reward", True),
-        ("eval_rewards", False),
+        ("eval/rewards", False),
         ("eval/hold_out/reward", False),
         ("eval/held_out/pass@3", False),
         ("eval/aime/pass@4", False),
@@ -33,3 +33,7 @@ def test_best_checkpoint_is_chosen_by_what_is_measured(best: str, is_measured: b
         return
     with pytest.raises(ValidationError, match=f"eval.best = {best} is not a metric of this run"):
         EvalSettings(**EVALUATED, best=best)
+
+
+def test_name_of_version_0_1_0_is_read_as_the_present_one() -> None:
+    assert EvalSettings(**EVALUATED, best="eval_reward_greedy").best == "eval/held_out/greedy"

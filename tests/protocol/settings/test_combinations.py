@@ -57,10 +57,10 @@ from tests.protocol.settings.refusal import refusal
             "with rewards.combine = shard a sample has one endpoint's part only. Set filter.score to reward.",
         ),
         ({"eval": {"sets": [{"name": "held_out", "data": "a"}]}}, "Give each set a name of its own."),
-        ({"eval": {"best": "eval_reward"}}, "eval.best = eval_reward needs evaluations. Set eval.every_steps"),
+        ({"eval": {"best": "eval/held_out/reward"}}, "eval.best = eval/held_out/reward needs evaluations"),
         (
             {
-                "eval": {"best": "eval_reward", "every_steps": 30},
+                "eval": {"best": "eval/held_out/reward", "every_steps": 30},
                 "data": {"eval": "a"},
                 "learner": {"checkpoint_every_steps": 20},
             },

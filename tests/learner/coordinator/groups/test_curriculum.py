@@ -89,8 +89,8 @@ def test_easy_and_hard_prompts_are_drawn_again_after_some_epochs(ledger: Ledger)
     assert sorted(left_out(ledger)) == ["e1-p0", "e1-p1", "e2-p0", "e2-p1"]
     assert left_out(ledger)["e2-p0"] == f"{LEFT_OUT}mean reward 1.0 in epoch 0 is at least 1.0, drawn every 3 epochs"
     assert left_out(ledger)["e1-p1"] == f"{LEFT_OUT}mean reward 0.0 in epoch 0 is at most 0.0, drawn every 3 epochs"
-    assert curriculum.take_counts() == {"curriculum_easy": 2, "curriculum_hard": 2}
-    assert curriculum.take_counts() == {"curriculum_easy": 0, "curriculum_hard": 0}
+    assert curriculum.take_counts() == {"data/curriculum_easy": 2, "data/curriculum_hard": 2}
+    assert curriculum.take_counts() == {"data/curriculum_easy": 0, "data/curriculum_hard": 0}
 
 
 def test_prompt_that_has_become_harder_is_drawn_each_epoch_again(ledger: Ledger) -> None:

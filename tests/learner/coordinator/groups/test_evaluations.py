@@ -34,7 +34,7 @@ def deliver(evaluations: Evaluations, group: Group, *rewards: float, version: in
 def test_evaluation_of_no_prompts_is_done() -> None:
     evaluations, _ = begun(HeldOutSet([], 2))
     metrics, answers = evaluations.take_result()
-    assert metrics == {"eval_step": 5, "eval_policy_version": 4, "eval_failed": 0, "eval/held_out/num_prompts": 0}
+    assert metrics == {"eval/step": 5, "eval/policy_version": 4, "eval/failed": 0, "eval/held_out/num_prompts": 0}
     assert answers == []
 
 
@@ -43,16 +43,14 @@ def test_metrics_are_means_of_sampled_and_of_greedy_rewards_apart() -> None:
     for group, rewards in zip(groups, ((1.0, 0.0, 1.0), (0.5, 0.5, 0.0)), strict=True):
         deliver(evaluations, group, *rewards)
     metrics, _ = evaluations.take_result()
-    assert {key: value for key, value in metrics.items() if not key.startswith("eval/")} == {
-        "eval_step": 5,
-        "eval_policy_version": 4,
-        "eval_failed": 0,
-        "eval_version_min": 4,
-        "eval_version_max": 4,
-        "eval_reward": 0.5,
-        "eval_reward_greedy": 0.5,
+    assert {key: value for key, value in metrics.items() if key.count("/") == 1} == {
+        "eval/step": 5,
+        "eval/policy_version": 4,
+        "eval/failed": 0,
+        "eval/version_min": 4,
+        "eval/version_max": 4,
     }
-    assert {key.removeprefix("eval/held_out/"): value for key, value in metrics.items() if key.startswith("eval/")} == {
+    assert {key.removeprefix("eval/held_out/"): value for key, value in metrics.items() if key.count("/") > 1} == {
         "num_prompts": 2,
         "reward": 0.5,
         "reward_error": 0.0,
@@ -75,7 +73,7 @@ def test_every_set_has_its_samples_temperature_and_figures() -> None:
     for group, rewards in zip(groups, ((1.0, 1.0, 1.0), (0.0, 0.0, 0.0), (0.25, 0.75)), strict=True):
         deliver(evaluations, group, *rewards)
     metrics, _ = evaluations.take_result()
-    assert (metrics["eval_reward"], metrics["eval/held_out/reward"]) == (0.5, 0.5)
+    assert metrics["eval/held_out/reward"] == 0.5
     assert (metrics["eval/aime/reward"], metrics["eval/aime/greedy"]) == (0.25, 0.75)
     assert "eval/aime/reward_error" not in metrics  # of one prompt there is none
     assert (metrics["eval/held_out/easy_one/reward"], metrics["eval/held_out/hard/reward"]) == (1.0, 0.0)
@@ -89,7 +87,7 @@ def test_answers_carry_their_texts_their_reward_and_the_versions_that_wrote_them
     assert (first["answer"], first["reward"], first["oldest_version"], first["newest_version"]) == ("paris", 1.0, 3, 3)
     assert (second["answer"], second["is_greedy"], second["data_source"]) == ("", True, "easy_one")
     assert (first["prompt"], first["response"], first["label"]) == ("1 2 ", "3 4 ", "A")
-    assert (metrics["eval_policy_version"], metrics["eval_version_min"]) == (4, 3)
+    assert (metrics["eval/policy_version"], metrics["eval/version_min"]) == (4, 3)
 
 
 def test_a_pinned_evaluation_is_in_the_line_of_its_own_step() -> None:

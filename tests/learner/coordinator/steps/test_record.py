@@ -30,29 +30,29 @@ def four_trajectories() -> StepBatch:
 
 def test_a_steps_line_appends_one_line_with_its_times(tmp_path: Path) -> None:
     record = RunRecord(tmp_path, samples_per_step=1)
-    record.write_line(record.stamp(1, 1, {"loss": -0.5}))
-    record.write_line(record.stamp(2, 2, {"loss": -0.25}))
+    record.write_line(record.stamp(1, 1, {"policy/loss": -0.5}))
+    record.write_line(record.stamp(2, 2, {"policy/loss": -0.25}))
     first, second = lines(tmp_path / "metrics.jsonl")
-    assert (first["step"], first["policy_version"], first["loss"]) == (1, 1, -0.5)
-    assert (second["step"], second["loss"]) == (2, -0.25)
+    assert (first["step"], first["policy_version"], first["policy/loss"]) == (1, 1, -0.5)
+    assert (second["step"], second["policy/loss"]) == (2, -0.25)
     assert 0 <= first["time_s"] <= second["time_s"] < 60
-    assert set(first) == {"step", "policy_version", "time_s", "at_s", "loss"}
+    assert set(first) == {"step", "policy_version", "time_s", "at_s", "policy/loss"}
 
 
 def test_a_steps_line_leaves_out_what_is_not_finite(tmp_path: Path) -> None:
     record = RunRecord(tmp_path, 1)
-    record.write_line(record.stamp(1, 1, {"loss": math.nan, "kl": math.inf, "entropy": 0}))
+    record.write_line(record.stamp(1, 1, {"policy/loss": math.nan, "policy/kl_sampler": math.inf, "policy/entropy": 0}))
     (line,) = lines(tmp_path / "metrics.jsonl")
-    assert "loss" not in line
-    assert "kl" not in line
-    assert line["entropy"] == 0
+    assert "policy/loss" not in line
+    assert "policy/kl_sampler" not in line
+    assert line["policy/entropy"] == 0
 
 
 def test_a_steps_line_adds_speeds_when_samples_were_counted(tmp_path: Path) -> None:
     record = RunRecord(tmp_path, 1)
-    record.write_line(record.stamp(1, 1, {"num_samples": 8, "num_model_tokens": 80}))
+    record.write_line(record.stamp(1, 1, {"data/num_samples": 8, "data/num_model_tokens": 80}))
     (line,) = lines(tmp_path / "metrics.jsonl")
-    assert line["tokens_per_s"] == pytest.approx(10 * line["samples_per_s"], rel=1e-5)
+    assert line["perf/tokens_per_s"] == pytest.approx(10 * line["perf/samples_per_s"], rel=1e-5)
 
 
 def test_write_samples_keeps_as_many_as_asked_for_spread_over_the_step(tmp_path: Path) -> None:
@@ -95,6 +95,6 @@ def test_speeds_count_from_the_line_before_though_it_was_held_back(tmp_path: Pat
     held = record.stamp(1, 1, {})
     time.sleep(0.2)
     record.write_line(held)
-    line = record.stamp(2, 2, {"num_samples": 1, "num_model_tokens": 1})
+    line = record.stamp(2, 2, {"data/num_samples": 1, "data/num_model_tokens": 1})
     assert line.values["time_s"] - held.values["time_s"] >= 0.19
-    assert 1 / line.values["samples_per_s"] <= line.values["time_s"] - held.values["time_s"] - 0.19
+    assert 1 / line.values["perf/samples_per_s"] <= line.values["time_s"] - held.values["time_s"] - 0.19

@@ -51,7 +51,7 @@ def test_groups_without_spread_are_left_out_of_the_plan_when_asked_for() -> None
     settings = LearnerSettings(groups_per_step=2, equal_groups="skip")
     batch = build_step(1, 3, [group_of("a", [1, 1]), group_of("b", [0, 1])], settings)
     assert planned(batch) == [2, 3]
-    assert batch.metrics()["equal_groups"] == 1
+    assert batch.metrics()["reward/equal_group_share"] == 0.5
 
 
 def test_groups_without_spread_are_planned_when_nothing_else_is_left() -> None:
@@ -92,20 +92,19 @@ def test_metrics_say_what_the_data_says() -> None:
     settings = LearnerSettings(groups_per_step=2)
     batch = build_step(1, 5, [group_of("a", [1, 0], version=3), group_of("b", [1, 0], version=5)], settings)
     assert batch.metrics() == {
-        "reward_mean": 0.5,
-        "reward_std": 0.5,
-        "staleness_mean": 1.0,
-        "staleness_max": 2.0,
-        "response_tokens_mean": 2.0,
-        "turns_mean": 2.0,
-        "num_samples": 4,
-        "num_model_tokens": 8,
-        "equal_groups": 0,
-        "equal_group_share": 0.0,
-        "truncated_share": 0.0,
-        "response_tokens_better": 2.0,
-        "response_tokens_worse": 2.0,
-        "reward/exact_match": 0.5,
+        "reward/mean": 0.5,
+        "reward/std": 0.5,
+        "data/staleness_mean": 1.0,
+        "data/staleness_max": 2.0,
+        "length/mean": 2.0,
+        "length/turns": 2.0,
+        "data/num_samples": 4,
+        "data/num_model_tokens": 8,
+        "reward/equal_group_share": 0.0,
+        "length/truncated_share": 0.0,
+        "length/better": 2.0,
+        "length/worse": 2.0,
+        "reward/part/exact_match": 0.5,
     }
 
 
@@ -119,7 +118,7 @@ def test_a_reward_part_that_a_trajectory_lacks_is_0_only_where_it_added_nothing(
     group.receive(make_trajectory("a", 0, "s1", 3, 1.0, reward_parts={"left": 1.0}))
     group.receive(make_trajectory("a", 1, "s1", 3, 0.5, reward_parts={"right": 0.5}))
     metrics = build_step(1, 3, [group], LearnerSettings(groups_per_step=1)).metrics(combine)
-    assert (metrics["reward/left"], metrics["reward/right"]) == (left, right)
+    assert (metrics["reward/part/left"], metrics["reward/part/right"]) == (left, right)
 
 
 @pytest.mark.parametrize("combine", ["sum", "mean", "product", "shard"])
@@ -130,7 +129,7 @@ def test_what_an_environment_gave_one_trajectory_is_spread_over_all(combine: str
         parts = {"environment": 1.0} if index == 2 else {}
         group.receive(make_trajectory("a", index, "s1", 3, float(bool(parts)), reward_parts=parts))
     metrics = build_step(1, 3, [group], LearnerSettings(groups_per_step=1)).metrics(combine)
-    assert metrics["reward/environment"] == metrics["reward_mean"] == 0.25
+    assert metrics["reward/part/environment"] == metrics["reward/mean"] == 0.25
 
 
 def test_scores_and_logs_of_reward_services_are_averaged_over_the_samples_that_have_them() -> None:
@@ -139,8 +138,8 @@ def test_scores_and_logs_of_reward_services_are_averaged_over_the_samples_that_h
     group.receive(make_trajectory("a", 1, "s1", 3, reward_score=0.0, reward_logs={"em/length": 2.0, "em/acc": 1.0}))
     group.receive(make_trajectory("a", 2, "s1", 3))
     metrics = build_step(1, 3, [group], LearnerSettings(groups_per_step=1)).metrics()
-    shown = {key: metrics[key] for key in ("score_mean", "reward_log/em/acc", "reward_log/em/length")}
-    assert shown == {"score_mean": 0.25, "reward_log/em/acc": 1.0, "reward_log/em/length": 3.0}
+    shown = {key: metrics[key] for key in ("reward/score", "reward/log/em/acc", "reward/log/em/length")}
+    assert shown == {"reward/score": 0.25, "reward/log/em/acc": 1.0, "reward/log/em/length": 3.0}
 
 
 def test_metrics_say_what_was_cut_off_how_long_better_samples_are_and_which_groups_say_nothing() -> None:
@@ -148,7 +147,7 @@ def test_metrics_say_what_was_cut_off_how_long_better_samples_are_and_which_grou
     longer = make_trajectory("b", 0, "s1", 3, 0.0, finish="length", num_tokens=4, version_spans=[VersionSpan(2, 4, 3)])
     groups[1].trajectories[0] = longer
     metrics = build_step(1, 3, groups, LearnerSettings(groups_per_step=2)).metrics()
-    assert (metrics["truncated_share"], metrics["equal_group_share"]) == (0.25, 0.5)
-    assert (metrics["response_tokens_better"], metrics["response_tokens_worse"]) == (2.0, 2.0)
+    assert (metrics["length/truncated_share"], metrics["reward/equal_group_share"]) == (0.25, 0.5)
+    assert (metrics["length/better"], metrics["length/worse"]) == (2.0, 2.0)
     equal = build_step(1, 3, [group_of("a", [1, 1])], LearnerSettings(groups_per_step=1)).metrics()
-    assert "response_tokens_better" not in equal
+    assert "length/better" not in equal

@@ -57,7 +57,7 @@ def test_a_checkpoint_has_the_state_of_each_role_that_is_trained(
     [
         ({"learner": {"keep_checkpoints": 2}}, 3),  # two and the one that is being written
         ({"learner": {"keep_checkpoints": 3}}, 4),
-        ({"data": {"eval": "rows.jsonl"}, "eval": {"every_steps": 50, "best": "eval_reward"}}, 4),
+        ({"data": {"eval": "rows.jsonl"}, "eval": {"every_steps": 50, "best": "eval/held_out/reward"}}, 4),
     ],
 )
 def test_a_disk_without_room_for_all_that_are_kept_is_refused(
