@@ -8,7 +8,7 @@ import pytest
 from learner.checkpoint.best import BEST, BestBy, best_of, find_best, keep_best
 from learner.checkpoint.folder import begin, rotate
 from learner.checkpoint.manifest import Checkpoint
-from protocol.settings.evaluation import EvalSet, EvalSettings
+from protocol.settings.evaluation import EvalSettings
 from tests.fakes.checkpoints import commit
 
 
@@ -28,7 +28,6 @@ def kept(root: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in root.glob("step_*"))
 
 
-SET_A = EvalSet(name="a", data="a.jsonl")
 BY = BestBy("eval/held_out/reward", is_highest=True, every_steps=10)
 
 
@@ -70,6 +69,8 @@ def test_best_moves_on_when_a_later_one_is_better(tmp_path: Path) -> None:
     assert (root / BEST).readlink().name == "step_000020"
 
 
-@pytest.mark.parametrize(("best", "expected"), [(None, None), ("eval/a/greedy", BestBy("eval/a/greedy", False, 5))])
+@pytest.mark.parametrize(
+    ("best", "expected"), [(None, None), ("eval/held_out/reward", BestBy("eval/held_out/reward", False, 5))]
+)
 def test_best_is_chosen_as_the_settings_say(best: str | None, expected: BestBy | None) -> None:
-    assert best_of(EvalSettings(every_steps=5, best=best, best_is="lowest", sets=[SET_A])) == expected
+    assert best_of(EvalSettings(every_steps=5, best=best, best_is="lowest")) == expected

@@ -170,11 +170,11 @@ def test_metrics_reader_returns_a_line_once_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     reader = MetricsReader(path)
     assert reader.new_lines() == []
-    path.write_text('{"step": 1, "a": 0.5}\n{"step": 2, "a')
+    path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
     assert reader.new_lines() == [{"step": 1, "policy/loss": 0.5}]
     assert reader.new_lines() == []
     with path.open("a") as file:
-        file.write('b": 0.25}\nnonsense\n{"step": 3}\n')
+        file.write('ss": 0.25}\nnonsense\n{"step": 3}\n')
     assert reader.new_lines() == [{"step": 2, "policy/loss": 0.25}, {"step": 3}]
 
 

@@ -71,14 +71,17 @@ def test_report_compares_no_scores_of_different_reward_endpoints(folder: Path) -
 
 
 def test_report_has_the_error_and_size_of_the_first_set_among_several(folder: Path) -> None:
+    settings = folder / "settings.yaml"
+    settings.write_text(settings.read_text().replace("  sets: []", "  sets:\n  - {name: aime, data: a.jsonl}"))
     metrics = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     lines = [{key.replace("held_out", "aime"): value for key, value in line.items()} for line in lines]
-    lines[-1] |= {"eval/aime/reward": 0.125, "eval/aime/reward_error": 0.25, "eval/aime/num_prompts": 30}
+    lines[0] |= {"eval/aime/reward_error": 0.125}
+    lines[-1] |= {"eval/aime/reward_error": 0.25, "eval/aime/num_prompts": 30}
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = _text(_page(folder))
-    assert "temperature 1 0.500 ± 0.500 1.000 ± 0.000 +0.500" in text
-    assert "2 held-out prompts; ± is one standard error over prompts." in text
+    assert "temperature 1 0.500 ± 0.125 1.000 ± 0.250 +0.500" in text
+    assert "30 held-out prompts; ± is one standard error over prompts." in text
 
 
 def test_report_loads_nothing_and_runs_our_two_scripts_alone_whatever_a_trajectory_holds(folder: Path) -> None:
