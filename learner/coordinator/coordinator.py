@@ -272,7 +272,7 @@ class Coordinator:
 
 def _begin_rewards(ledger: Ledger, settings: Settings, from_step: int, incarnation: int) -> tuple[str, ...]:
     """Record which endpoints decide the reward; returns a line for the operator if earlier steps had others."""
-    source = settings.rewards.reward_source()
+    source = settings.rewards.reward_source(settings.rollout.environment)
     earlier = ledger.begin_rewards(source, from_step, incarnation)
     if earlier is None:
         return ()

@@ -66,9 +66,13 @@ class RewardsSettings(Section):
         """Return who scores, for the ledger: "math http://host/r weight 1, style http://host/s weight 0; sum"."""
         return self._describe(self.endpoints)
 
-    def reward_source(self) -> str:
-        """Return the part of `describe_endpoints` that decides the reward; two sources' rewards are not comparable."""
-        return self._describe([endpoint for endpoint in self.endpoints if endpoint.weight])
+    def reward_source(self, environment: str) -> str:
+        """Return what decides the reward: endpoints with a weight, and the environment if it is not `single_turn`.
+
+        Two sources' rewards are not comparable.
+        """
+        scorers = self._describe([endpoint for endpoint in self.endpoints if endpoint.weight])
+        return scorers if environment == "single_turn" else f"{scorers}; in {environment}"
 
     def _describe(self, endpoints: Sequence[RewardEndpoint]) -> str:
         names = [f"{endpoint.name} {endpoint.url} weight {endpoint.weight:g}" for endpoint in endpoints]

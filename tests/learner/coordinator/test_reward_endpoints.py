@@ -35,6 +35,7 @@ def test_ledger_names_the_endpoints_of_every_start(tmp_path: Path) -> None:
         (scored_by({**EM, "weight": 0}), True),
         (scored_by({**EM, "url": "http://127.0.0.1:2/em"}), True),
         ({"rewards": {"endpoints": [EM], "combine": "mean"}}, True),
+        ({**scored_by(EM), "rollout": {"environment": "search"}}, True),
     ],
 )
 def test_operator_is_told_when_other_endpoints_decide_the_reward(
