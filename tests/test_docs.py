@@ -1,18 +1,26 @@
-"""The documents name files that exist, and link to pages and headings that exist."""
+"""The documents name files and settings that exist, and link to pages that exist; they are short, and blocks parse."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import yaml
+
+from protocol.settings.settings import Settings
+from tests.reference_pages import SETTINGS_PAGE, settings_page
 
 _ROOT = Path(__file__).resolve().parents[1]
 _FOLDERS = ("protocol", "rollout", "rewards", "retriever", "learner", "deploy", "tests", "docs")
 _PATH = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|md|sh|yaml|j2|lock))`|`((?:[\w-]+/)+)`")
 _LINK = re.compile(r"\]\(((?!https?:)[^)#]*)(?:#([^)]*))?\)")
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+_MAX_WORDS = {"metrics.md": 1900, "waits.md": 1700}  # tables alone
 # Files of a run, a checkpoint or a user, and examples.
 _NOT_OURS = re.compile(
     r"(^|/)(prompts|held_out|my|mine|\w*my_\w+|score|FILE|settings|given|README|report|corpus|config|game|agent|tools)"
     r"\.(py|yaml|jsonl|md|html)$"
-    r"|^(runs|checkpoints|logs|state|model|random|path|keys|data|\.venv)/|/golden/older/$"
+    r"|^(runs|checkpoints|logs|state|model|random|path|keys|data|wandb|\.venv)/|/golden/older/$"
 )
 
 
@@ -34,6 +42,22 @@ def test_every_link_of_a_document_leads_to_a_file_and_a_heading() -> None:
         if not _leads_somewhere(document.parent / name if name else document, heading)
     }
     assert dead == set()
+
+
+def test_page_of_settings_is_current() -> None:
+    assert SETTINGS_PAGE.read_text("utf-8") == settings_page(), "run python -m tests.reference_pages"
+
+
+def test_settings_of_the_tutorials_are_accepted_and_their_python_compiles() -> None:
+    blocks = [block for page in (_ROOT / "docs").rglob("*.md") for block in re.findall(_BLOCK, page.read_text("utf-8"))]
+    settings = [yaml.safe_load(text) for kind, text in blocks if kind == "yaml"]
+    assert {Settings.model_validate(one).run.name for one in settings} == {"digits", "game"}
+    assert all(ast.parse(text) for kind, text in blocks if kind == "python")
+
+
+def test_documents_have_at_most_1500_words() -> None:
+    lengths = {path.name: len(path.read_text("utf-8").split()) for path in _documents() if path != SETTINGS_PAGE}
+    assert {name: length for name, length in lengths.items() if length > _MAX_WORDS.get(name, 1500)} == {}
 
 
 def _documents() -> list[Path]:
