@@ -30,8 +30,8 @@ from protocol.sandbox.run import Limits, ProgramResult, Sandbox
 from rewards.sample import Sample, SampleError, Score, ScorerFailure
 
 # Possessive: a run of blanks behind a fence costs its length, not its square.
-_BLOCK = re.compile(r"```[ \t]*+([\w+#.-]*+)[ \t]*+\n(.*?)```", re.DOTALL)
-_PYTHON = ("python", "python3", "py")
+_BLOCK = re.compile(r"(?<![`~])(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[ \t]*+\n(.*?)\1", re.DOTALL)
+_PYTHON = ("python", "python3", "py", "py3")
 _MAX_TESTS = 256
 _FRESH_S = 0.5
 _WALL_PER_CPU = 3.0
@@ -153,9 +153,9 @@ class CodeScorer:
 
 def code_of(response: str) -> str | None:
     """Return the code of a response, or None. Responses often end with sample output in a block without language."""
-    blocks: list[tuple[str, str]] = _BLOCK.findall(response)
-    python = [code for language, code in blocks if language.lower() in _PYTHON]
-    unnamed = [code for language, code in blocks if not language]
+    blocks: list[tuple[str, str, str]] = _BLOCK.findall(response.replace("\r\n", "\n"))
+    python = [code for _, language, code in blocks if language.lower() in _PYTHON]
+    unnamed = [code for _, language, code in blocks if not language]
     found = next(reversed(python or unnamed), None)
     return None if found is None else textwrap.dedent(found)  # a block in a list is indented
 

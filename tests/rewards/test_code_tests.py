@@ -199,7 +199,7 @@ async def test_expected_output_may_be_longer_than_the_usual_limit(sandbox: Sandb
 
 def test_code_behind_many_blanks_is_read_in_linear_time() -> None:
     started = time.monotonic()
-    assert code_of("```" + " " * 300_000 + "```" + "\t" * 300_000) is None
+    assert code_of("```" + " " * 300_000 + "```" + "\t" * 300_000 + "~" * 300_000) is None
     assert time.monotonic() - started < 2
 
 
@@ -215,6 +215,9 @@ def test_last_block_of_python_is_the_code() -> None:
     assert code_of("```Python\ne\n```\nprints\n```\n9\n```") == "e\n"
     assert code_of("```c++\nf;\n```\nor\n```python\ng\n```") == "g\n"
     assert code_of("```c++\nf;\n```") is None
+    assert code_of("~~~py3\nh\n~~~") == "h\n"
+    assert code_of("```python\r\ni\r\n```\r\n") == "i\n"
+    assert code_of('````python3\nj = "```"\n````') == 'j = "```"\n'
 
 
 def test_block_in_a_list_is_code_too() -> None:
