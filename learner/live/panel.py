@@ -27,7 +27,19 @@ _RATE_S = 10.0
 _NUM_REWARDS = 4096
 _IN_MS = (("push_ms", "time/push_s"), ("pause_ms", "time/push_pause_s"))
 _TROUBLES = ("failed:", "rejected:", "refused:", "dropped:")
+_HEALTH = (
+    *(("policy/entropy", "entropy {:.2f}"), ("policy/kl_sampler", "KL {:.4f}")),
+    *(("length/mean", "{:,.0f} tokens an answer"), ("length/truncated_share", "{:.0%} cut off")),
+)
+# Part of a step's time -> what it waits for, and what to change.
+_SLOW = {
+    "time/wait_s": "waited for generation: add servers or shorten answers",
+    "time/train_s": "was training: add ranks, or raise learner.micro_batch_tokens",
+    "time/push_s": "pushed weights: raise weights.bucket_mb, or take more groups per step",
+}
+_MUCH = 0.4
 _LAST_STEP = (
+    ("health", _HEALTH),
     ("staleness", (("data/staleness_mean", "mean {:.2f}"), ("data/staleness_max", "max {:.0f}"))),
     ("trained", (("perf/samples_per_s", "{:,.1f} samples/s"), ("perf/tokens_per_s", "{:,.0f} tokens/s"))),
     (
@@ -75,6 +87,8 @@ class PanelState:
     scored: Mapping[str, float] = field(default_factory=dict)  # newest line with a held-out score
     rewards: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_REWARDS))  # reward/mean of each step
     pace: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))  # (step, at_s) pairs
+    times: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))  # seconds by part
+    is_over: bool = False  # the run has ended: nothing is sampled any more
     status: RunStatus | None = None  # the coordinator's newest status; None before the first
     phase: str = ""
     rates: GenerationRates = field(default_factory=GenerationRates)
@@ -86,6 +100,8 @@ class PanelState:
             self.rewards.append(line["reward/mean"])
         if main_set(line):
             self.scored = line
+        if is_new and "time/wait_s" in line:
+            self.times.append({key: line.get(key, 0.0) for key in _SLOW})
         if is_new and "at_s" in line:
             self.pace.append((line["step"], line["at_s"]))
 
@@ -101,8 +117,10 @@ def render_panel(state: PanelState, warnings: Sequence[tuple[float, str]], elaps
         facts.add_column(overflow="ellipsis", no_wrap=True)
         for label, shown in _facts(state, state.status):
             facts.add_row(label, shown)
-        parts += [facts, _servers(state, state.status)]
-        parts.append(Text(one_line(state.status.detail), style="dim", no_wrap=True, overflow="ellipsis"))
+        parts.append(facts)
+        if not state.is_over:
+            parts.append(_servers(state, state.status))
+            parts.append(Text(one_line(state.status.detail), style="dim", no_wrap=True, overflow="ellipsis"))
     for at, text in warnings:
         parts.append(Text(f"{time.strftime('%H:%M:%S', time.localtime(at))} {text}", style="yellow"))
     return Panel(Group(*parts), title="sluice", title_align="left", box=box.ROUNDED, border_style="cyan")
@@ -133,6 +151,15 @@ def seconds_left(state: PanelState) -> float | None:
     return None if last <= first else (ended - began) / (last - first) * max(0.0, state.total_steps - last)
 
 
+def describe_slowness(times: Sequence[Mapping[str, float]]) -> str:
+    """Return what most of the last steps' time went to, and what to change; empty without a large part."""
+    total = sum(sum(step.values()) for step in times)
+    part = max(_SLOW, key=lambda key: sum(step[key] for step in times))
+    share = sum(step[part] for step in times) / total if total else 0.0
+    steps = "step" if len(times) == 1 else f"{len(times)} steps"
+    return f"{share:.0%} of the last {steps} {_SLOW[part]}" if share > _MUCH else ""
+
+
 def _progress(state: PanelState, elapsed_s: float) -> Table:
     step = state.status.step if state.status else 0
     left = seconds_left(state)
@@ -141,7 +168,9 @@ def _progress(state: PanelState, elapsed_s: float) -> Table:
     grid.add_column(ratio=1)
     grid.add_column(no_wrap=True, justify="right")
     bar = ProgressBar(total=max(1, state.total_steps), completed=step)
-    times = f"{_clock(elapsed_s)} so far" + ("" if left is None else f", {_clock(left)} left")
+    remaining = "" if left is None else f", {_clock(left)} left"
+    ended = "done in" if step >= state.total_steps else "ended after"
+    times = f"{ended} {_clock(elapsed_s)}" if state.is_over else f"{_clock(elapsed_s)} so far{remaining}"
     grid.add_row(f"step {step}/{state.total_steps}", bar, times)
     return grid
 
@@ -149,7 +178,9 @@ def _progress(state: PanelState, elapsed_s: float) -> Table:
 def _facts(state: PanelState, status: RunStatus) -> Iterator[tuple[str, RenderableType]]:
     """Yield (label, text) of each row."""
     if state.rewards:
-        yield "reward", Text.assemble(f"{state.rewards[-1]:.3f}  ", (sparkline(list(state.rewards)), "green"))
+        ends = f"  {min(state.rewards):.3f} to {max(state.rewards):.3f}"
+        spark = (sparkline(list(state.rewards)), "green")
+        yield "reward", Text.assemble(f"{state.rewards[-1]:.3f}  ", spark, (ends, "dim"))
     if scores := _held_out(state.scored, status):
         yield "held-out", scores
     in_ms = {key: 1000 * state.newest[name] for key, name in _IN_MS if name in state.newest}
@@ -157,6 +188,10 @@ def _facts(state: PanelState, status: RunStatus) -> Iterator[tuple[str, Renderab
     for label, shapes in _LAST_STEP:
         if shown := [shape.format(line[key]) for key, shape in shapes if key in line]:
             yield label, ", ".join(shown)
+    if slow := describe_slowness(state.times):
+        yield "slow", slow
+    if state.is_over:
+        return
     yield "window", f"{status.window_used}/{status.window_size} groups, {status.ready} ready"
     events = [f"{status.counts.get(name, 0)} {name}" for name in ("retried", "skipped")]
     events += [f"{status.counts['filtered']} filtered"] if "filtered" in status.counts else []

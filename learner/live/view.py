@@ -59,6 +59,7 @@ class LiveView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
+            self._state.is_over = True
             try:
                 self._draw(is_forced=True)
             finally:

@@ -3,13 +3,14 @@
 import io
 import re
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
 from learner.disk.run_folder import MetricsReader
-from learner.live.panel import GenerationRates, PanelState, seconds_left, sparkline
+from learner.live.panel import GenerationRates, PanelState, describe_slowness, seconds_left, sparkline
 from learner.live.status import RunStatus, ServerStatus
 from learner.live.view import LiveView
 
@@ -28,6 +29,8 @@ _STATUS = RunStatus(
 
 
 _AGE = {"data/staleness_mean": 0.5, "data/staleness_max": 1.0}
+_TIMES = {"time/wait_s": 0.8, "time/train_s": 0.1, "time/push_s": 0.1}
+_HEALTH = {"policy/entropy": 0.7, "policy/kl_sampler": 0.001, "length/mean": 61.0, "length/truncated_share": 0.02}
 _SCORES = {"eval/held_out/reward": 0.7, "eval/held_out/greedy": 0.875}
 
 
@@ -91,6 +94,7 @@ def test_plain_view_lets_the_run_go_on_when_its_reader_has_left() -> None:
     assert file.num_writes == 1
 
 
+@cache
 def _panel(num_messages: int = 0) -> str:
     """Return every frame that a terminal was sent, without colours and cursor moves."""
     file = io.StringIO()
@@ -98,8 +102,9 @@ def _panel(num_messages: int = 0) -> str:
         view.show_phase("starting servers")
         for index in range(num_messages):
             view.message(f"warning {index} [bold]")
-        lines = [_line(step, **_AGE, **{"time/push_s": 0.085}) for step in range(1, 5)]
-        view.update(_STATUS, [*lines, _line(5, **_SCORES, **_AGE)])
+        lines = [*(_line(step, **_AGE, **_TIMES) for step in range(1, 5)), _line(5, **_SCORES, **_AGE, **_HEALTH)]
+        time.sleep(0.5)  # frames come every 0.45 s
+        view.update(_STATUS, lines)
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
 
 
@@ -108,7 +113,10 @@ def _panel(num_messages: int = 0) -> str:
     [
         "step 4/100",
         "1:35 left",
-        "0.500  ▁▃▄▆█",
+        "0.500  ▁▃▄▆█  0.100 to 0.500",
+        "entropy 0.70, KL 0.0010, 61 tokens an answer, 2% cut off",
+        "slow       80% of the last 4 steps waited for generation: add servers or shorten answers",
+        "ended after 0:00",
         "0.700 sampled, 0.875 greedy, at step 5, scoring 10/64",
         "mean 0.50",
         "12/16 groups, 3 ready",
@@ -121,6 +129,25 @@ def _panel(num_messages: int = 0) -> str:
 )
 def test_panel_shows_what_a_run_is_watched_for(shown: str) -> None:
     assert shown in _panel()
+
+
+def test_last_frame_of_a_run_shows_no_server_at_work() -> None:
+    assert "running" not in _panel().rsplit("╭", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "train_s", "push_s", "text"),
+    [
+        (1.0, 3.0, 0.0, "75% of the last step was training: add ranks, or raise learner.micro_batch_tokens"),
+        (1.0, 1.0, 1.0, ""),
+        (0.0, 0.0, 0.0, ""),
+    ],
+)
+def test_slowness_is_the_largest_part_of_the_measured_times(
+    wait_s: float, train_s: float, push_s: float, text: str
+) -> None:
+    times = [{"time/wait_s": wait_s, "time/train_s": train_s, "time/push_s": push_s}]
+    assert describe_slowness(times) == text
 
 
 def test_panel_keeps_the_last_three_messages_as_plain_text() -> None:
