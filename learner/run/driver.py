@@ -108,11 +108,13 @@ def drive(settings: Settings, checked: CheckedRun) -> int:
 
 
 def describe_result(folder: "Path") -> list[str]:
-    """Return the scores at the first and the last evaluation, and the path of the newest model, a line each."""
+    """Return the scores at the first and the last evaluation, the newest model, and what to do next."""
     scores = [row for row in make_headline(read_run(folder)).scores if row.before and row.after]
     lines = [f"Score, {row.name}: {row.before} -> {row.after}" for row in scores]
     model = folder / CHECKPOINTS / "latest" / "model"
-    return [*lines, f"Model: {model}"] if model.is_dir() else lines
+    if not model.is_dir():
+        return lines
+    return [*lines, f"Model: {model}", f"Next: sluice report {folder}; sluice audit {folder}; sluice eval {folder} SET"]
 
 
 def _check_cluster(settings: Settings, checked: CheckedRun, sizes: Sizes, view: LiveView) -> None:

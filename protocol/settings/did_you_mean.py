@@ -94,16 +94,42 @@ def unknown_setting(name: str, known: Sequence[str]) -> str:
         section, key = name.split(".", 1)
         below = f"{section}: {{{key}: ..}}"
         return f"settings: {name} is written as one key. In a YAML file it goes below its section: {below}."
+    sections = {setting.partition(".")[0] for setting in known}
+    if "." not in name and (near := difflib.get_close_matches(name, sections, n=1, cutoff=0.8)):
+        return f"settings: {name} does not exist. Did you mean the section {near[0]}?"
     likeliest = _likeliest(name, known)
     hint = f"Did you mean {likeliest}?" if likeliest else "--help lists every setting."
     return f"settings: {name} does not exist. {hint}"
 
 
+def written_as_option(text: str, known: Sequence[str]) -> str | None:
+    """Return the sentence about an option written as `learner.lr=1e-6`; None for other texts."""
+    name, equals, value = text.lstrip("+").partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
+        return None
+    if name in known:
+        return f"settings: {text} is not an option. Write --{name} {value}."
+    likeliest = _likeliest(name, known)
+    hint = f"Write --{likeliest} {value}, if it is the same setting." if likeliest else "--help lists every setting."
+    return f"settings: {text} is not an option. {hint}"
+
+
+def likeliest_value(given: object, expected: str) -> str:
+    """Return " Did you mean VALUE?" for one of the quoted values in `expected`; "" when none is close."""
+    close = difflib.get_close_matches(str(given), re.findall(r"'([^']+)'", expected), n=1)
+    return f". Did you mean {close[0]}?" if close else ""
+
+
 def _likeliest(name: str, known: Sequence[str]) -> str | None:
-    """Try in this order: a map setting with a key appended; another trainer's name; another section; a misspelling."""
+    """Return the first of: a map with a key appended, a misspelt section, another trainer's name, another section, a
+    misspelling."""
     for setting in known:
         if "." in setting and name.startswith(f"{setting}."):
             return setting
+    section, _, key = name.partition(".")
+    for near in difflib.get_close_matches(section, {setting.partition(".")[0] for setting in known}, n=1, cutoff=0.8):
+        if f"{near}.{key}" in known:
+            return f"{near}.{key}"
     last = name.rpartition(".")[2].replace("-", "_")
     if _BY_OTHER_NAME.get(last) in known:
         return _BY_OTHER_NAME[last]

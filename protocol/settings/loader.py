@@ -19,7 +19,13 @@ from protocol.disk.files import replace_file
 from protocol.errors import SettingsError
 from protocol.node.home import sluice_home
 from protocol.settings.algorithm import DEFAULT_RECIPE
-from protocol.settings.did_you_mean import is_removed, removed_settings, unknown_setting
+from protocol.settings.did_you_mean import (
+    is_removed,
+    likeliest_value,
+    removed_settings,
+    unknown_setting,
+    written_as_option,
+)
 from protocol.settings.section import Section
 from protocol.settings.settings import IS_SAVED, Settings
 
@@ -89,6 +95,10 @@ def saved_run_name(content: bytes) -> str | None:
 _KINDS = {
     "model_type": "expected a map of settings; leave out a section that has none",
     "dict_type": "expected a map of names and values, {} for none",
+    "int_parsing": "expected a whole number",
+    "int_from_float": "expected a whole number",
+    "float_parsing": "expected a number",
+    "bool_parsing": "expected true or false",
 }
 _OWN = (("policy", "model"), ("data", "train"))
 
@@ -118,7 +128,10 @@ def _validate(given: dict[str, Any], context: dict[str, Any] | None) -> Settings
 def _parse_options(options: Sequence[str]) -> dict[str, Any]:
     """Return the options as a nested mapping, unvalidated. Raises: SettingsError for a name that does not exist."""
     known = {name for name, _ in _flatten("", Settings().model_dump(mode="json"))} | set(Settings.model_fields)
-    for option in options:
+    for before, option in zip(["", *options], options, strict=False):
+        is_value = before.startswith("--") and "=" not in before
+        if not is_value and (sentence := written_as_option(option, sorted(known))):
+            raise SettingsError(sentence)
         if option.startswith("--") and (name := option[2:].partition("=")[0]) not in known:
             if is_removed(name):
                 raise SettingsError(removed_settings([name]))
@@ -216,7 +229,8 @@ def _explain(error: ValidationError) -> str:
         else:
             value = "null" if problem["input"] is None else _without_secrets(repr(problem["input"]))
             message = _KINDS.get(problem["type"], problem["msg"]).removeprefix("Value error, ").rstrip(".")
-            lines.append(f"settings: {name} = {value} is wrong: {message}.")
+            hint = likeliest_value(problem["input"], message) if problem["type"] == "literal_error" else ""
+            lines.append(f"settings: {name} = {value} is wrong: {message}{hint or '.'}")
     return "\n".join(([removed_settings(removed)] if removed else []) + lines)
 
 

@@ -20,8 +20,10 @@ _CODE_SUFFIX = ".py"
 def absolute_path(path: str, info: ValidationInfo) -> str:
     """Return the absolute path, without following links. An empty path stays empty.
 
-    Raises: ValueError when `~` names a user that does not exist.
+    Raises: ValueError for a URL, and when `~` names a user that does not exist.
     """
+    if "://" in path:
+        raise ValueError("expected a path of this machine, not a URL; only learner.copy_checkpoints_to takes one")
     folder = (info.context or {}).get("folder")
     if not path or folder is None:
         return path

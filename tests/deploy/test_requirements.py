@@ -34,8 +34,9 @@ def imported(*folders: str) -> set[str]:
 
 
 def named() -> dict[str, str]:
-    """Return what base.in names, lower case with dashes, and the comment beside it."""
-    lines = [line for line in (ROOT / "deploy/requirements/base.in").read_text().splitlines() if line[:1].isalpha()]
+    """Return what run.in and base.in name, lower case with dashes, and the comment beside it."""
+    text = "".join((ROOT / "deploy/requirements" / name).read_text() for name in ("run.in", "base.in"))
+    lines = [line for line in text.splitlines() if line[:1].isalpha()]
     parts = [re.match(r"([\w.-]+)[^#]*(#.*)?", line) for line in lines]
     return {part[1].lower().replace("_", "-"): part[2] or "" for part in parts if part}
 

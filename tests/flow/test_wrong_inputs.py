@@ -40,7 +40,7 @@ SETTINGS = [
     ),
     Wrong(
         "wrong type", 2,
-        "settings: learner.lr = 'fast' is wrong: Input should be a valid number, unable to parse string as a number.",
+        "settings: learner.lr = 'fast' is wrong: expected a number.",
         {"learner.lr": "fast"},
     ),
     Wrong(

@@ -108,7 +108,10 @@ def test_result_has_the_first_and_the_last_score_and_the_newest_model(tmp_path: 
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in scores))
     assert driver.describe_result(tmp_path) == ["Score, sampled at temperature 1: 0.250 -> 0.750"]
     (tmp_path / "checkpoints" / "latest" / "model").mkdir(parents=True)
-    assert driver.describe_result(tmp_path)[1:] == [f"Model: {tmp_path}/checkpoints/latest/model"]
+    assert driver.describe_result(tmp_path)[1:] == [
+        f"Model: {tmp_path}/checkpoints/latest/model",
+        f"Next: sluice report {tmp_path}; sluice audit {tmp_path}; sluice eval {tmp_path} SET",
+    ]
 
 
 class View:

@@ -114,12 +114,29 @@ def test_load_reads_a_number_from_a_list_of_choices() -> None:
             ["--rollout.engine_args.seed", "1"],
             "settings: rollout.engine_args.seed does not exist. Did you mean rollout.engine_args?",
         ),
+        (["--learnr.lr", "1"], "settings: learnr.lr does not exist. Did you mean learner.lr?"),
+        (
+            ["--policy.dtype", "bfloat6"],
+            "settings: policy.dtype = 'bfloat6' is wrong: Input should be 'float32' or 'bfloat16'. "
+            "Did you mean bfloat16?",
+        ),
+        (
+            ["--run.dir", "s3://bucket/runs"],
+            "settings: run.dir = 's3://bucket/runs' is wrong: expected a path of this machine, not a URL; only "
+            "learner.copy_checkpoints_to takes one.",
+        ),
+        (["learner.lr=1e-6"], "settings: learner.lr=1e-6 is not an option. Write --learner.lr 1e-6."),
+        (
+            ["actor_rollout_ref.rollout.n=8"],
+            "settings: actor_rollout_ref.rollout.n=8 is not an option. Write --rollout.group_size 8, if it is the same "
+            "setting.",
+        ),
+        (["+zebra=1"], "settings: +zebra=1 is not an option. --help lists every setting."),
         (["stray"], "settings: unrecognized arguments: stray. --help lists every setting."),
         (["--learner.lr"], "settings: argument --learner.lr: expected one argument. --help lists every setting."),
         (
             ["--learner.lr", "fast"],
-            "settings: learner.lr = 'fast' is wrong: Input should be a valid number, "
-            "unable to parse string as a number.",
+            "settings: learner.lr = 'fast' is wrong: expected a number.",
         ),
         (
             ["--learner.max_staleness", "-1"],
@@ -127,8 +144,7 @@ def test_load_reads_a_number_from_a_list_of_choices() -> None:
         ),
         (
             ["--run.seed", "1.5"],
-            "settings: run.seed = '1.5' is wrong: Input should be a valid integer, "
-            "unable to parse string as an integer.",
+            "settings: run.seed = '1.5' is wrong: expected a whole number.",
         ),
         (
             ["--rewards.endpoints", '[{"name": "em"}]'],
