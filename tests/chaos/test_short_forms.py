@@ -91,7 +91,7 @@ def test_no_program_gets_out_of_the_sandbox_or_stays_behind() -> None:
         sandbox.close()
     _expect(
         _run("chaos.sandbox"),
-        r"sandbox escapes=73 out=0 calls=40 late=\d+ start_s=[\d.]+ left=0 programs=16 rewarded=0 .*holds=(yes|no)",
+        r"sandbox escapes=73 out=0 calls=20 late=\d+ start_s=[\d.]+ left=0 programs=8 rewarded=0 .*holds=(yes|no)",
     )
 
 

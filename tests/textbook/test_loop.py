@@ -73,7 +73,7 @@ def test_dynamic_sampling_takes_and_filters_the_groups_of_the_textbook(found: di
     dapo = found["textbook"]["dapo"]
     assert dapo["is_level"]
     for side in ("low", "high"):
-        assert sum(line[f"filtered_{side}"] for line in dapo["lines"]) > loop_rank.NUM_STEPS
+        assert sum(line[f"data/filtered_{side}"] for line in dapo["lines"]) > loop_rank.NUM_STEPS
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])

@@ -28,9 +28,12 @@ def record_run(folder: Path, num_steps: int, groups_per_step: int = 2, group_siz
         {
             "run": {"name": folder.name, "max_steps": num_steps},
             "policy": {"warm_start": {"data": "demonstrations.jsonl"}},
-            "rollout": {"group_size": group_size},
+            "rollout": {
+                "group_size": group_size,
+                "engine_args": {"download_dir": "http://user:secret@127.0.0.1:9/rows"},
+            },
             "learner": {"groups_per_step": groups_per_step},
-            "data": {"train": "http://user:secret@127.0.0.1:9/rows.jsonl"},
+            "data": {"train": "rows.jsonl"},
             "rewards": {"endpoints": [{"name": "em", "url": "http://127.0.0.1:9/score"}]},
         }
     )

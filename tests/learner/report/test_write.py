@@ -119,7 +119,7 @@ def test_report_lists_skipped_prompts_and_marks_changed_settings(folder: Path) -
 
 def test_report_shows_no_password_of_a_url(folder: Path) -> None:
     page = _page(folder)
-    assert "http://***@127.0.0.1:9/rows.jsonl" in page
+    assert "http://***@127.0.0.1:9/rows" in page
     assert "secret" not in page
 
 

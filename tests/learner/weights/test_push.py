@@ -224,10 +224,14 @@ def test_closing_leaves_the_groups_of_the_servers_that_are_there(pushers: list[W
 
 
 def test_push_listens_on_its_address_alone(pushers: list[WeightPusher]) -> None:
-    push(make_pusher(pushers, [FakeServer("one")]), 1)
-    listening = [c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    def listening() -> set[tuple[str, int]]:
+        found = psutil.Process().net_connections("tcp")
+        return {tuple(each.laddr) for each in found if each.status == psutil.CONN_LISTEN}
 
-    assert set(listening) == {"127.0.0.1"}
+    before = listening()
+    push(make_pusher(pushers, [FakeServer("one")]), 1)
+
+    assert {address for address, _ in listening() - before} == {"127.0.0.1"}
 
 
 def test_push_to_no_servers_reports_nobody(pushers: list[WeightPusher]) -> None:
