@@ -1,4 +1,4 @@
-"""The documents name files and settings that exist, and link to pages that exist; they are short, and blocks parse."""
+"""The documents name files that exist, and link to pages that exist; they are short, and their blocks parse."""
 
 import ast
 import re
