@@ -59,6 +59,10 @@ from tests.protocol.settings.refusal import refusal
         ({"eval": {"sets": [{"name": "held_out", "data": "a"}]}}, "Give each set a name of its own."),
         ({"eval": {"best": "eval/held_out/reward"}}, "eval.best = eval/held_out/reward needs evaluations"),
         (
+            {"eval": {"best": "eval/held_out/reward", "every_steps": 10, "sets": [{"name": "aime", "data": "a"}]}},
+            "eval.best = eval/held_out/reward is a metric of data.eval, which is not set. Name a set of eval.sets.",
+        ),
+        (
             {
                 "eval": {"best": "eval/held_out/reward", "every_steps": 30},
                 "data": {"eval": "a"},
