@@ -27,6 +27,7 @@ def fit_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> di
 
     schema: the tool's, {"type": "function", "function": {"parameters": ...}}. Checked are missing and unknown names
     and the types of the first level (`type`, or those in `anyOf` and `oneOf`). The tool checks everything else.
+    Texts inside lists and objects are parsed by `items`, `properties` and `additionalProperties`.
     Raises: ToolRefusal with the mistake. Example: {"n": "3"} becomes {"n": 3} where n is an integer.
     """
     parameters = schema["function"].get("parameters") or {}
@@ -54,7 +55,8 @@ def parse_texts(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict
     parsed = {}
     for name, value in arguments.items():
         try:
-            parsed[name] = _fit(name, value, properties.get(name) or {}) if isinstance(value, str) else value
+            wanted = properties.get(name) or {}
+            parsed[name] = _fit(name, value, wanted) if isinstance(value, str) else _fit_inside(value, wanted)
         except ToolRefusal:
             parsed[name] = value
     check_json(parsed)
@@ -85,14 +87,42 @@ def _fit(name: str, value: Any, wanted: Mapping[str, Any]) -> Any:
     if "integer" in kinds and isinstance(value, float) and value.is_integer() and "number" not in kinds:
         return int(value)  # JSON Schema: 3.0 is an integer
     if not all(kind in _TYPES for kind in kinds) or not kinds or any(_is_a(value, kind) for kind in kinds):
-        return value
+        return _fit_inside(value, wanted)
     if isinstance(value, str):
         for parsed in _readings(value):
             if any(_is_a(parsed, kind) for kind in kinds):
-                return parsed
+                return _fit_inside(parsed, wanted)
             if "integer" in kinds and isinstance(parsed, float) and parsed.is_integer():
                 return int(parsed)
     raise ToolRefusal(f"the argument {name[:100]} is not of the type {' or '.join(kinds)}")
+
+
+def _fit_inside(value: Any, wanted: Mapping[str, Any]) -> Any:
+    """Return a list or object with its texts in the types that the schema names; other values as they are."""
+    alternatives = wanted.get("anyOf") or wanted.get("oneOf") or ()
+    forms = [form for form in (wanted, *alternatives) if isinstance(form, Mapping)]
+    if isinstance(value, list):
+        items = _first_schema(forms, "items")
+        return [_fit_part(part, items) for part in value]
+    if isinstance(value, dict):
+        properties, others = _first_schema(forms, "properties"), _first_schema(forms, "additionalProperties")
+        return {name: _fit_part(part, properties.get(name, others)) for name, part in value.items()}
+    return value
+
+
+def _first_schema(forms: Iterable[Mapping[str, Any]], key: str) -> Mapping[str, Any]:
+    return next((form[key] for form in forms if isinstance(form.get(key), Mapping)), {})
+
+
+def _fit_part(value: Any, wanted: Any) -> Any:
+    if not isinstance(wanted, Mapping) or not wanted:
+        return value
+    if not isinstance(value, str):
+        return _fit_inside(value, wanted)
+    try:
+        return _fit("", value, wanted)
+    except ToolRefusal:
+        return value  # the tool says what is wrong inside a list or object
 
 
 def _readings(text: str) -> Iterator[Any]:

@@ -45,6 +45,19 @@ def test_whole_number_is_an_integer() -> None:
     assert fit_arguments({"text": "1", "n": 3.0}, SCHEMA) == {"text": "1", "n": 3}
 
 
+@pytest.mark.parametrize("fit", [fit_arguments, parse_texts])
+def test_texts_inside_lists_and_objects_become_the_types_that_the_schema_names(fit: Any) -> None:
+    point = {"type": "object", "properties": {"x": {"type": "number"}, "name": {"type": "string"}}}
+    fields = {
+        "k": {"type": "array", "items": point},
+        "m": {"anyOf": [{"type": "null"}, {"items": {"type": "integer"}}]},
+    }
+    schema = {"function": {"parameters": {"properties": fields}}}
+    given = {"k": [{"x": "1.5", "name": "2", "z": "3"}, {"x": "far"}], "m": ["1", None, "one"]}
+    wanted = {"k": [{"x": 1.5, "name": "2", "z": "3"}, {"x": "far"}], "m": [1, None, "one"]}
+    assert fit(given, schema) == fit({"k": json.dumps(given["k"]), "m": given["m"]}, schema) == wanted
+
+
 @pytest.mark.parametrize("value", ["[b'a']", "{1: {2}}", "[" * 9000, "__import__('os')", "[1e999]", "{[]: 1}"])
 def test_text_that_json_cannot_carry_does_not_become_a_list(value: str) -> None:
     with pytest.raises(ToolRefusal):
