@@ -24,7 +24,7 @@ from protocol.node.home import sluice_home
 from protocol.settings.settings import Settings
 
 # How rows become tokens; another number when that changes, so that models of the old way are not found again.
-_TOKENS_FORM = 2
+_TOKENS_FORM = 3
 
 
 def warm_start(settings: Settings, model: Path, tell: Callable[[str], None]) -> Path:

@@ -12,7 +12,7 @@ class WarmStartSettings(Section):
     """Supervised fine-tuning of the policy before the first step, cached by the content of model, data and settings."""
 
     data: FilePath | None = Field(
-        None, description="JSONL of messages, prompt + response, or weighted segments; null: no warm start."
+        None, description="JSONL or Parquet of demonstrations, in a form of docs/do/fine_tune.md; null: no warm start."
     )
     max_steps: CountAboveZero = Field(1000, description="Optimizer steps; rows are read in file order.")
     rows_per_step: CountAboveZero = Field(64, description="Rows in one step.")

@@ -68,8 +68,15 @@ MODELS = [
     Wrong(
         "missing demonstrations", 2,
         "settings: policy.warm_start.data = {user}/none.jsonl does not exist. "
-        "Give a JSONL file, or null for no warm start.",
+        "Give a JSONL or Parquet file, or null for no warm start.",
         {"policy.warm_start.data": "{user}/none.jsonl"},
+    ),
+    Wrong(
+        "demonstration that is not a row", 2,
+        r"data: {user}/demonstrations.jsonl line 1: has the keys \['question'\], expected .+",
+        {"policy.warm_start.data": "{user}/demonstrations.jsonl"},
+        lambda folder: (folder / "demonstrations.jsonl").write_text('{"question": "?"}\n', encoding="utf-8"),
+        is_pattern=True,
     ),
 ]  # fmt: skip
 

@@ -118,14 +118,6 @@ LATE = [
         is_pattern=True,
     ),
     Wrong(
-        "demonstration that is not a row",
-        1,
-        "{user}/demonstrations.jsonl, line 1: .+",
-        {"policy.warm_start.data": "{user}/demonstrations.jsonl"},
-        lambda folder: (folder / "demonstrations.jsonl").write_text('{"question": "?"}\n', encoding="utf-8"),
-        is_pattern=True,
-    ),
-    Wrong(
         "DeepSpeed setting of a wrong type",
         1,
         r"learner rank 0: failed: ValidationError: .*\breduce_bucket_size\b.*'seven'.* "

@@ -6,6 +6,7 @@ Imports neither torch nor transformers.
 from dataclasses import dataclass
 from pathlib import Path
 
+from learner.data.sft_forms import describe_forms, read_demonstrations
 from learner.disk.model_folder import (
     find_model,
     find_named_model,
@@ -47,7 +48,7 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
     """
     model = find_model(settings)
     check_other_models(settings)
-    check_warm_start(settings)
+    demonstrations = check_warm_start(settings)
     check_user_code(settings)
     check_positions(model, settings)
     check_logit_bias(model, settings)
@@ -57,7 +58,8 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
     train = read_train_prompts(settings, model, start) if has_prompts else None
     check_held_out(settings, model)
     check_disk(start.folder, settings, read_sizes(settings, model))
-    notices = (start.notice, notice_changes(settings, start), train and train.notice, *describe_surprises(settings))
+    data_notices = (train and train.notice, demonstrations)
+    notices = (start.notice, notice_changes(settings, start), *data_notices, *describe_surprises(settings))
     return CheckedRun(model, start, train, [notice for notice in notices if notice])
 
 
@@ -107,10 +109,17 @@ def check_logit_bias(model: Path, settings: Settings) -> None:
         )
 
 
-def check_warm_start(settings: Settings) -> None:
-    """Raise SettingsError when the demonstrations do not exist; the warm start reads their rows."""
+def check_warm_start(settings: Settings) -> str | None:
+    """Return the forms of the demonstrations, in words; None without a warm start.
+
+    Raises: SettingsError with file and row for an unusable one.
+    """
     path = settings.policy.warm_start.data
-    if path is not None and not Path(path).is_file():
+    if path is None:
+        return None
+    if not Path(path).is_file():
         raise SettingsError(
-            f"settings: policy.warm_start.data = {path} does not exist. Give a JSONL file, or null for no warm start."
+            f"settings: policy.warm_start.data = {path} does not exist. Give a JSONL or Parquet file, or null for no "
+            "warm start."
         )
+    return f"policy.warm_start.data has {describe_forms(read_demonstrations(Path(path)))}."

@@ -3,15 +3,20 @@
 import json
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from tokenizers import processors
 from transformers import AutoTokenizer
 
 from learner.data.sft_rows import SftRow, load_rows
-from protocol.errors import OperatorError
+from learner.run.checks.preflight import check_warm_start
+from protocol.errors import SettingsError
+from protocol.settings.settings import Settings
 from tests.fakes.tiny_models import make_tiny_model
 
 TEMPLATE = (
+    "{% for t in tools or [] %}<t>{{ t.name }}.{% endfor %}"
     "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}.{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
 )
 
@@ -51,25 +56,74 @@ def test_segments_count_as_weighted(tmp_path: Path, model: Path) -> None:
     assert len(row.tokens) == 5
 
 
-def test_response_and_its_end_token_are_learnt(tmp_path: Path, model: Path) -> None:
-    (row,) = load(tmp_path, model, {"prompt": "2+2=", "response": "4"})
-    assert learnt(row, model) == [("2+2=", 0.0), ("4<eos>", 1.0)]
+_ASKED = {"role": "user", "content": "q"}
+_SAID = {"role": "assistant", "content": "w"}
+_ANSWERED = [("<u>q.<a>", 0.0), ("w.", 1.0)]
+_TWICE = [("<u>q.<a>", 0.0), ("w.", 1.0), ("<u>e.<a>", 0.0), ("r.", 1.0)]
+FORMS = [
+    ({"prompt": "2+2=", "response": "4"}, [("2+2=", 0.0), ("4<eos>", 1.0)]),
+    ({"prompt": "2+2=", "completion": "4"}, [("2+2=", 0.0), ("4<eos>", 1.0)]),
+    ({"input": "2+2=", "output": "4"}, [("2+2=", 0.0), ("4<eos>", 1.0)]),
+    ({"prompt": [_ASKED], "response": "yo"}, [("<u>q.<a>", 0.0), ("yo<eos>", 1.0)]),
+    ({"prompt": [_ASKED], "completion": [_SAID]}, _ANSWERED),
+    (  # answers of the prompt are no part of the completion
+        {"prompt": [_ASKED, _SAID, _ASKED], "completion": [_SAID]},
+        [("<u>q.<a>w.<u>q.<a>", 0.0), ("w.", 1.0)],
+    ),
+    (
+        {"messages": [_ASKED, _SAID, {"role": "user", "content": "e"}, {"role": "assistant", "content": "r"}]},
+        _TWICE,
+    ),
+    ({"messages": [_ASKED, {**_SAID, "loss": False}, _ASKED, _SAID]}, [("<u>q.<a>w.<u>q.<a>", 0.0), ("w.", 1.0)]),
+    ({"messages": [_ASKED, {**_SAID, "loss_scale": 0.5}]}, [("<u>q.<a>", 0.0), ("w.", 0.5)]),
+    ({"messages": [_ASKED, _SAID], "tools": '[{"name": "f"}]'}, [("<t>f.<u>q.<a>", 0.0), ("w.", 1.0)]),
+    ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "w"}]}, _ANSWERED),
+    (
+        {"system": "z", "conversations": [{"from": "observation", "value": "q"}, {"from": "gpt", "value": "w"}]},
+        [("<s>z.<t>q.<a>", 0.0), ("w.", 1.0)],
+    ),
+    ({"instruction": "q", "output": "w"}, _ANSWERED),
+    ({"instruction": "e", "input": "", "output": "r", "history": [["q", "w"]]}, _TWICE),
+    ({"instruction": "q", "input": "e", "output": "w", "system": "z"}, [("<s>z.<u>q\ne.<a>", 0.0), ("w.", 1.0)]),
+    ({"text": "abc"}, [("a", 0.0), ("bc<eos>", 1.0)]),
+]
 
 
-def test_prompt_of_messages_goes_through_the_template(tmp_path: Path, model: Path) -> None:
-    (row,) = load(tmp_path, model, {"prompt": [{"role": "user", "content": "hi"}], "response": "yo"})
-    assert learnt(row, model) == [("<u>hi.<a>", 0.0), ("yo<eos>", 1.0)]
+@pytest.mark.parametrize(("row", "expected"), FORMS, ids=str)
+def test_each_form_learns_its_answers(
+    tmp_path: Path, model: Path, row: object, expected: list[tuple[str, float]]
+) -> None:
+    assert learnt(load(tmp_path, model, row)[0], model) == expected
 
 
-def test_only_what_the_assistant_says_is_learnt(tmp_path: Path, model: Path) -> None:
-    messages = [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "w"},
-        {"role": "user", "content": "e"},
-        {"role": "assistant", "content": "r"},
-    ]
-    (row,) = load(tmp_path, model, {"messages": messages})
-    assert learnt(row, model) == [("<u>q.<a>", 0.0), ("w.", 1.0), ("<u>e.<a>", 0.0), ("r.", 1.0)]
+@pytest.mark.parametrize(
+    ("columns", "ids", "weights"),
+    [
+        ({}, [5, 6, 7, 8], [0, 1, 1, 1]),
+        ({"labels": [-100, -100, 7, 8]}, [5, 6, 7, 8], [0, 0, 1, 1]),
+        ({"completion_mask": [0, 1, 1, 0]}, [5, 6, 7, 8], [0, 1, 1, 0]),
+        ({"attention_mask": [0, 1, 1, 1], "labels": [-100, -100, 7, 8]}, [6, 7, 8], [0, 1, 1]),
+    ],
+)
+def test_token_ids_are_taken_as_they_are_without_padding(
+    tmp_path: Path, model: Path, columns: dict[str, object], ids: list[int], weights: list[float]
+) -> None:
+    (row,) = load(tmp_path, model, {"input_ids": [5, 6, 7, 8], **columns})
+    assert (row.tokens.tolist(), row.weights.tolist()) == (ids, weights)
+
+
+def test_parquet_gives_the_rows_of_jsonl(tmp_path: Path, model: Path) -> None:
+    rows = [{"messages": [_ASKED, _SAID], "tools": None}, {"prompt": "2+2=", "completion": "4"}]
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict.fromkeys(rows[1]) | rows[0], rows[1]]), path)
+    assert [learnt(row, model) for row in load_rows(path, model)] == [_ANSWERED, [("2+2=", 0.0), ("4<eos>", 1.0)]]
+
+
+def test_forms_are_named_before_anything_starts(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a"}\n{"prompt": "a", "completion": "b"}\n{"text": "a"}\n')
+    settings = Settings.model_validate({"policy": {"warm_start": {"data": str(path)}}})
+    assert check_warm_start(settings) == "policy.warm_start.data has 2 rows of text, 1 row of prompt + completion."
 
 
 def test_first_token_is_never_learnt(tmp_path: Path, model: Path) -> None:
@@ -120,41 +174,65 @@ def test_text_prompt_has_the_tokens_that_a_rollout_is_prompted_with(tmp_path: Pa
 
 def test_blank_lines_are_no_rows_and_keep_the_count(tmp_path: Path, model: Path) -> None:
     good = {"prompt": "a", "response": "b"}
-    with pytest.raises(OperatorError, match="line 4: is not JSON"):
+    with pytest.raises(SettingsError, match="line 4 is not JSON"):
         load(tmp_path, model, good, "", good, "{")
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("[1]", "is list, expected an object"),
-        ({"text": "x"}, 'has the keys [\'text\'], expected "segments", "messages", or "prompt" and "response"'),
-        ({"segments": 3}, "segments is not a list"),
-        ({"segments": [{"text": 1, "weight": 1}]}, "segments[0].text is 1, expected a string"),
-        ({"segments": [{"text": "a", "weight": -1}]}, "segments[0].weight is -1, expected a number of at least 0"),
-        ('{"segments": [{"text": "a", "weight": NaN}]}', "segments[0].weight is nan, expected a number of at least 0"),
-        ({"segments": [{"text": "abc", "weight": 0}]}, "has no token with a weight above 0: there is nothing to learn"),
-        ({"segments": []}, "has no text"),
-        ({"prompt": "a", "response": None}, "response is None, expected a string"),
-        ({"messages": [{"content": "a"}]}, "messages[0] has no role"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "has no message of the role assistant"),
-        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content is 1, expected a string"),
-        ({"prompt": "a" * 41, "response": "b"}, "has 43 tokens, and the model has 40 positions. Shorten it"),
+        ("[1]", " is a list, expected an object"),
+        ({"question": "x"}, ": has the keys ['question'], expected one of these: segments, messages, conversations,"),
+        ({"chosen": "a", "rejected": "b"}, ": has the column 'chosen': it compares answers"),
+        ({"prompt": "a", "completion": "b", "label": False}, ": has a label that is true or false"),
+        ({"text": 1}, ": text is 1, expected a string"),
+        ({"prompt": "a", "completion": [_SAID]}, ": completion is [{'role': 'assistant', 'content': 'w'}], expected"),
+        (
+            {"conversations": [{"from": "bot", "value": "a"}]},
+            ": conversations[0].from is 'bot', expected one of",
+        ),
+        ({"instruction": 1, "output": "a"}, ": instruction + output[0].content is 1, expected a string"),
+        (
+            {"instruction": "a", "output": "b", "history": [["a"]]},
+            ": history is [['a']], expected a list of",
+        ),
+        ({"messages": [_ASKED, {**_SAID, "loss_scale": "x"}]}, ": messages[1].loss_scale is 'x', expected a number"),
+        ({"messages": [_ASKED, _SAID], "tools": "{"}, ": tools is a string but not JSON"),
+        ({"input_ids": [5, 6], "labels": [5]}, ": labels has 1 numbers, and input_ids has 2"),
+        ({"input_ids": [5, 6], "labels": [-100, 7]}, ": labels[1] is 7, expected -100 or input_ids[1]"),
+        ({"input_ids": [5, 99999]}, ": has the token 99999, and the model has"),
+        ({"segments": 3}, ": segments is not a list"),
+        ({"segments": [{"text": 1, "weight": 1}]}, ": segments[0].text is 1, expected a string"),
+        ({"segments": [{"text": "a", "weight": -1}]}, ": segments[0].weight is -1, expected a number of at least 0"),
+        (
+            '{"segments": [{"text": "a", "weight": NaN}]}',
+            ": segments[0].weight is nan, expected a number",
+        ),
+        (
+            {"segments": [{"text": "abc", "weight": 0}]},
+            ": has no token with a weight above 0: there is nothing",
+        ),
+        ({"segments": []}, ": has no text"),
+        ({"prompt": "a", "response": None}, ": response is None, expected a string"),
+        ({"messages": [{"content": "a"}]}, ": messages[0] has no role"),
+        ({"messages": [{"role": "user", "content": "a"}]}, ": has no message of the role assistant"),
+        ({"messages": [{"role": "user", "content": 1}]}, ": messages[0].content is 1, expected a string"),
+        ({"prompt": "a" * 41, "response": "b"}, ": has 43 tokens, and the model has 40 positions. Shorten it"),
     ],
 )
 def test_bad_line_is_refused_with_its_number(tmp_path: Path, model: Path, line: object, message: str) -> None:
-    with pytest.raises(OperatorError) as caught:
+    with pytest.raises(SettingsError) as caught:
         load(tmp_path, model, {"prompt": "a", "response": "b"}, line)
-    assert f"rows.jsonl, line 2: {message}" in str(caught.value)
+    assert f"rows.jsonl line 2{message}" in str(caught.value)
 
 
 def test_file_without_rows_is_refused(tmp_path: Path, model: Path) -> None:
-    with pytest.raises(OperatorError, match=r"rows\.jsonl has no rows"):
+    with pytest.raises(SettingsError, match=r"rows\.jsonl has no rows"):
         load(tmp_path, model, "")
 
 
 def test_missing_file_is_refused(tmp_path: Path, model: Path) -> None:
-    with pytest.raises(OperatorError, match=r"missing\.jsonl cannot be read: No such file or directory"):
+    with pytest.raises(SettingsError, match=r"missing\.jsonl cannot be read: No such file or directory"):
         load_rows(tmp_path / "missing.jsonl", model)
 
 
