@@ -7,7 +7,10 @@ from pathlib import Path
 
 import yaml
 
+from deploy.command import VERBS
+from learner.disk.old_metrics import RENAMED
 from protocol.settings.settings import Settings
+from tests.learner.test_metrics_names import GROUPS, documented
 from tests.reference_pages import SETTINGS_PAGE, settings_page
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +47,38 @@ def test_every_link_of_a_document_leads_to_a_file_and_a_heading() -> None:
     assert dead == set()
 
 
+def test_every_setting_that_a_document_names_exists() -> None:
+    settings = {name.replace("[]", "") for name in re.findall(r"^\| `([\w.\[\]]+)` \|", settings_page(), re.M)}
+    parts = {name[: dot.start()] for name in settings for dot in re.finditer(r"\.", name)}
+    named = re.compile(rf"(?:^|[\s(])(?:--)?((?:{'|'.join(Settings.model_fields)})(?:\.\w+)+)(?![\w/])")
+    spans = list(_spans("coming_from.md", "README.md"))
+    named_anywhere = {(page.name, name) for page, span in spans for name in named.findall(span)}
+    assert len(named_anywhere) > 200
+    assert {
+        (page, name) for page, name in named_anywhere if name not in settings | parts and not _is_other(name)
+    } == set()
+
+
+def test_every_metric_that_a_document_names_is_in_the_table_of_metrics() -> None:
+    names = {re.sub("[A-Z@].*", "", name) for name in documented()}
+    named = re.compile(rf"(?:^|\s)((?:{GROUPS})/[a-z_/]+)(?![\w.])")
+    named_anywhere = {(page.name, name) for page, span in _spans("metrics.md") for name in named.findall(span)}
+    assert named_anywhere
+    assert {(page, name) for page, name in named_anywhere if name not in names and not _is_other(name)} == set()
+    old = {name for name in RENAMED if "_" in name}
+    assert {(page.name, span) for page, span in _spans("metrics.md") if span in old} == set()
+
+
+def test_every_verb_and_option_that_a_document_names_exists() -> None:
+    sources = [path.read_text("utf-8") for path in _below(_ROOT) if path.suffix in (".py", ".sh")]
+    known = {option for text in sources for option in re.findall(r"[\"'(| ](--[a-z][\w-]*)", text)}
+    command = re.compile(r"^(?:sluice (\w[\w-]*)|deploy/\w+\.sh|\S*python -m (?:learner|rewards|retriever)\S*)(.*)")
+    commands = [(page.name, *match.groups("")) for page, span in _spans() if (match := command.match(span))]
+    assert {(page, verb) for page, verb, _ in commands if verb not in {"", "VERB", *VERBS}} == set()
+    option = re.compile(r" (--[a-z][\w-]*)(?![\w.-])")
+    assert {(page, name) for page, _, rest in commands for name in option.findall(rest) if name not in known} == set()
+
+
 def test_page_of_settings_is_current() -> None:
     assert SETTINGS_PAGE.read_text("utf-8") == settings_page(), "run python -m tests.reference_pages"
 
@@ -58,6 +93,22 @@ def test_settings_of_the_tutorials_are_accepted_and_their_python_compiles() -> N
 def test_documents_have_at_most_1500_words() -> None:
     lengths = {path.name: len(path.read_text("utf-8").split()) for path in _documents() if path != SETTINGS_PAGE}
     assert {name: length for name, length in lengths.items() if length > _MAX_WORDS.get(name, 1500)} == {}
+
+
+def _spans(*exempt: str) -> Iterator[tuple[Path, str]]:
+    """Yield each code span and each line of a shell block, with its document; exempt: pages of other systems' names."""
+    for document in _documents():
+        text = document.read_text("utf-8") if document.name not in exempt else ""
+        lines = (line for kind, block in _BLOCK.findall(text) if kind == "bash" for line in block.splitlines())
+        yield from ((document, line) for line in lines)
+        yield from ((document, span) for span in re.findall(r"`([^`\n]+)`", _BLOCK.sub("", text)))
+
+
+def _is_other(name: str) -> bool:
+    """Return whether a name in a setting's form is a file, a module, or an argument of vLLM's."""
+    module = _ROOT.joinpath(*name.split(".")[:2])
+    is_module = module.exists() or module.with_suffix(".py").exists()
+    return is_module or name.endswith((".py", ".html", ".sbatch", ".jsonl")) or name.startswith("rollout.engine_args.")
 
 
 def _documents() -> list[Path]:
