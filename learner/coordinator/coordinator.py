@@ -92,7 +92,9 @@ class Coordinator:
         overdue = OverdueLimit(settings.rollout.lease_timeout_s)
         self._leases = Leases(groups, self._servers, overdue, accounts, settings.run.seed, vocab_size, self._turns)
         self._recall = LeaseRecall(groups, self._leases, self._servers, overdue, accounts)
-        schedule = EvaluationSchedule(settings.eval.every_steps, settings.run.max_steps, settings.eval.pin)
+        schedule = EvaluationSchedule(
+            settings.eval.every_steps, settings.run.max_steps, settings.eval.pin, settings.eval.before
+        )
         lines = StepLines(record, self._evaluations, schedule, ledger, last_step, policy_version)
         self._steps = CurrentStep(settings, groups, window, lines, accounts, last_step, policy_version)
         self._give_up_reason: str | None = None

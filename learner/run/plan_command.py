@@ -13,6 +13,7 @@ from learner.plan.processes import Node, Topology
 from learner.plan.shown import show_plan
 from learner.plan.topology import plan_topology
 from learner.run.checks.preflight import CheckedRun, check_run
+from learner.run.checks.prompt_checks import settings_of_epochs
 from learner.run.parts import describe_parts
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.home import ClusterState, read_cluster
@@ -32,6 +33,7 @@ def plan(settings: Settings, description: Path | None) -> None:
         facts += _on_ranks(settings, ", each counted as large as it")
         show_plan(topology, f"Run {settings.run.name}", facts)
         return
+    settings = settings_of_epochs(settings)
     checked, cluster = check_run(settings), _find_cluster()
     nodes = _find_nodes(cluster) if described is None else described_nodes(described)
     topology = plan_topology(settings, read_sizes(settings, checked.model), nodes)
@@ -61,9 +63,10 @@ def _facts(settings: Settings, checked: CheckedRun, topology: Topology) -> list[
 
 
 def _steps(settings: Settings, topology: Topology, first: int = 1) -> str:
-    learner, rollout = settings.learner, settings.rollout
+    learner, rollout, epochs = settings.learner, settings.rollout, settings.run.max_epochs
+    last = settings.run.max_steps if epochs is None else f"the end of {epochs:g} epochs"
     return (
-        f"Steps {first} to {settings.run.max_steps} of {learner.groups_per_step} groups x {rollout.group_size} "
+        f"Steps {first} to {last} of {learner.groups_per_step} groups x {rollout.group_size} "
         f"samples; at most {(learner.max_staleness + 1) * learner.groups_per_step} groups out at a time; weights by "
         f"{topology.backend}."
     )

@@ -25,6 +25,7 @@ class EvalSettings(Section):
     every_steps: Count = Field(
         0, description="Steps between evaluations, which also run before the first and after the last step; 0: never."
     )
+    before: bool = Field(True, description="Evaluate before the first step.")
     num_prompts: CountAboveZero = Field(256, description="Prompts of one evaluation: the first ones of data.eval.")
     samples: CountAboveZero = Field(
         1, le=4095, description="Samples of a prompt at rollout.temperature, in addition to one greedy sample."

@@ -20,6 +20,7 @@ from protocol.errors import SettingsError
 from protocol.node.home import sluice_home
 from protocol.settings.algorithm import DEFAULT_RECIPE
 from protocol.settings.did_you_mean import (
+    HELP_ALL,
     is_removed,
     likeliest_value,
     removed_settings,
@@ -99,6 +100,13 @@ _KINDS = {
     "int_from_float": "expected a whole number",
     "float_parsing": "expected a number",
     "bool_parsing": "expected true or false",
+    "greater_than": "expected more than {gt}",
+    "greater_than_equal": "expected {ge} or more",
+    "less_than": "expected less than {lt}",
+    "less_than_equal": "expected {le} or less",
+    "finite_number": "expected a finite number",
+    "url_parsing": "expected a URL such as http://HOST:PORT/PATH",
+    "url_scheme": "expected a URL such as http://HOST:PORT/PATH",
 }
 _OWN = (("policy", "model"), ("data", "train"))
 
@@ -115,7 +123,9 @@ class _OnCommandLine(Settings, BaseSettings):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"settings: {message}. --help lists every setting.")
+        message = re.sub(r"argument (\S+): expected one argument", r"\1 has no value; give one after it", message)
+        message = re.sub(r"unrecognized arguments: (.*)", r"\1 is not an option; write --SECTION.NAME VALUE", message)
+        raise SettingsError(f"settings: {message}. {HELP_ALL}")
 
 
 def _validate(given: dict[str, Any], context: dict[str, Any] | None) -> Settings:
@@ -227,11 +237,29 @@ def _explain(error: ValidationError) -> str:
         elif problem["type"] == "value_error" and not name:
             lines.append(f"settings: {problem['ctx']['error']}")
         else:
-            value = "null" if problem["input"] is None else _without_secrets(repr(problem["input"]))
-            message = _KINDS.get(problem["type"], problem["msg"]).removeprefix("Value error, ").rstrip(".")
-            hint = likeliest_value(problem["input"], message) if problem["type"] == "literal_error" else ""
-            lines.append(f"settings: {name} = {value} is wrong: {message}{hint or '.'}")
+            lines.append(_explain_value(name, problem))
     return "\n".join(([removed_settings(removed)] if removed else []) + lines)
+
+
+def _explain_value(name: str, problem: Any) -> str:
+    """Return the sentence about a wrong value, or a part that is missing in one."""
+    given = problem["input"]
+    bounds = problem.get("ctx", {})
+    context = {name: f"{bound:.10g}" if isinstance(bound, float) else bound for name, bound in bounds.items()}
+    value = "null" if given is None else _without_secrets(repr(given))
+    if problem["type"] == "missing":
+        return f"settings: {name} is missing in {value}. Add it."
+    message = _KINDS.get(problem["type"], problem["msg"])
+    message = (
+        (message.format_map(context) if problem["type"] in _KINDS and context else message)
+        .removeprefix("Value error, ")
+        .rstrip(".")
+    )
+    if problem["type"] == "literal_error":
+        message = "expected one of " + context["expected"].replace("'", "")
+    if isinstance(given, str) and problem["type"] == "model_type" and name.startswith("rewards.endpoints."):
+        message = """expected '[{"name": "mine", "url": "http://HOST:PORT/PATH"}]'"""
+    return f"settings: {name} = {value} is wrong: {message}.{likeliest_value(given, message)}"
 
 
 def _without_secrets(value: str) -> str:

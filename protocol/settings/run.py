@@ -1,12 +1,13 @@
 """Settings of the run as a whole: its folder, length and restarts; its weight pushes; its report."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
     Field,
     PositiveFloat,
+    model_validator,
 )
 
 from protocol.settings.paths import FilePath, ResumePath
@@ -32,6 +33,10 @@ class RunSettings(Section):
     dir: FilePath = Field("runs", min_length=1, validate_default=True, description="Folder that holds the runs.")
     seed: Count = Field(1, description="Seeds the order of prompts, sampling and initialisation.")
     max_steps: Count = Field(100, description="Optimizer steps of the run.")
+    max_epochs: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
+        None,
+        description="Passes over data.train, in place of max_steps, rounded up to whole steps.",
+    )
     resume: ResumePath = Field(
         "auto",
         min_length=1,
@@ -43,6 +48,14 @@ class RunSettings(Section):
     drain_s: Seconds = Field(
         20.0, description="Longest time from Ctrl-C or SIGTERM until the last checkpoint is written."
     )
+
+    @model_validator(mode="after")
+    def _check_length(self) -> Self:
+        if self.max_epochs is not None and "max_steps" in self.model_fields_set:
+            raise ValueError(
+                f"max_steps = {self.max_steps} and max_epochs = {self.max_epochs:g} both set the length. Remove one"
+            )
+        return self
 
 
 class WeightsSettings(Section):

@@ -23,8 +23,11 @@ class EvaluationSchedule:
     every_steps: int  # 0: no evaluations
     last_step: int  # run.max_steps
     is_pinned: bool = False  # eval.pin: each is in its own step's line, and the next step waits for it
+    has_first: bool = True  # eval.before: one is due at step 0
 
     def is_due(self, step: int) -> bool:
+        if step == 0 and not self.has_first:
+            return False
         return self.every_steps > 0 and (step % self.every_steps == 0 or step == self.last_step)
 
     def reported_by(self, step: int) -> int:

@@ -70,7 +70,8 @@ class StepLines:
     def _resume(self, last_step: int, policy_version: int) -> None:
         """Restart the evaluation that an earlier start did not finish, on the weights of this start."""
         evaluating = self._ledger.meta(_EVALUATING)
-        is_first = evaluating is None and last_step == 0 and self._schedule.every_steps > 0
+        is_first = evaluating is None and last_step == 0 and self._schedule.is_due(0)
+        first_line = 0 if self._schedule.is_due(0) else 1
         newest = self._record.newest_step()
         if is_first:
             self.held = StepLine(0, policy_version, {})
@@ -79,7 +80,7 @@ class StepLines:
             if newest == line.step:  # written with its evaluation, after the checkpoint was made
                 evaluating = ""
                 self._ledger.set_meta(_EVALUATING, "")
-            elif newest == (line.step - 1 if line.step else None):
+            elif newest == (line.step - 1 if line.step > first_line else None):
                 self.held = line
         self._save_held()
         if is_first or (evaluating and self._schedule.every_steps):

@@ -1,5 +1,6 @@
 """The prompts of a run before it starts: the usable rows, the skipped rows and their reasons."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from learner.data.prompt_index import PromptIndex
 from learner.data.prompt_order import order_name
 from learner.data.prompt_reading import RowName, UnusableRow, read_prompts
 from learner.data.prompt_set import PromptSet
+from learner.disk.model_folder import find_model
 from learner.disk.run_folder import SKIPPED_ROWS, TRAIN_INDEX, SkippedRow, read_skipped, write_skipped
 from learner.run.checks.prompt_judge import PromptJudge
 from learner.run.start import RunStart
@@ -74,6 +76,18 @@ def read_train_prompts(settings: Settings, model: Path, start: RunStart) -> Trai
             f"{number} {reason} All of them: {SKIPPED_ROWS} in the run folder."
         )
     return TrainPrompts(index, skipped, notice)
+
+
+def settings_of_epochs(settings: Settings) -> Settings:
+    """Return the settings with run.max_steps for run.max_epochs passes over the usable rows of data.train."""
+    epochs, data = settings.run.max_epochs, settings.data
+    if epochs is None:
+        return settings
+    with PromptJudge(find_model(settings), settings, data.max_prompt_tokens) as judge:
+        index, _ = read_prompts(data.train, data, judge)
+    steps = math.ceil(epochs * len(index) / settings.learner.groups_per_step)
+    run = settings.run.model_copy(update={"max_steps": steps, "max_epochs": None})
+    return settings.model_copy(update={"run": run})
 
 
 def check_held_out(settings: Settings, model: Path) -> None:

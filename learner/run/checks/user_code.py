@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 from protocol.errors import SettingsError
+from protocol.settings.did_you_mean import likeliest_value
 from protocol.settings.paths import environment_file
 from protocol.settings.rollout import BUNDLED_ENVIRONMENTS, ENVIRONMENT_FORMS
 from protocol.settings.settings import Settings
@@ -26,7 +27,10 @@ def check_user_code(settings: Settings) -> None:
         else:
             _check_file(environment, path)
     elif environment not in BUNDLED_ENVIRONMENTS and not (where and class_name.isidentifier()):
-        raise SettingsError(f"settings: rollout.environment = {environment}: expected one of {ENVIRONMENT_FORMS}.")
+        raise SettingsError(
+            f"settings: rollout.environment = {environment}: expected one of {ENVIRONMENT_FORMS}."
+            + likeliest_value(environment, f"expected one of {ENVIRONMENT_FORMS}")
+        )
     else:
         _check("rollout.environment", environment, is_class=True)
     _check("learner.advantage", learner.advantage, is_class=False)

@@ -54,6 +54,16 @@ def test_a_line_that_was_held_back_at_a_checkpoint_is_written_by_the_next_start(
     assert scores(resumed) == {0: (0, 0.0), 1: (1, 0.5)}
 
 
+def test_a_held_first_line_is_kept_when_no_evaluation_came_before_it(tmp_path: Path) -> None:
+    settings = evaluated(1)
+    settings = settings.model_copy(update={"eval": settings.eval.model_copy(update={"before": False})})
+    script = begin(tmp_path, settings)
+    take_step(script, 1)
+    resumed = restart(script, settings, step=1)
+    evaluate(resumed, 1, 0.5)
+    assert scores(resumed) == {1: (1, 0.5)}
+
+
 def test_a_line_that_was_written_after_its_checkpoint_is_not_written_again(tmp_path: Path) -> None:
     settings = evaluated(1)
     script = begin(tmp_path, settings)

@@ -102,11 +102,6 @@ CASES: list[tuple[list[str], str]] = [
         "learner.equal_groups = skip would skip groups from which learner.router_aux_loss = 0.01 has something to "
         "learn though their services' rewards are equal. Set it to keep.",
     ),
-    (
-        ["--learner.advantage", "grpa"],
-        "learner.advantage = 'grpa' is wrong: expected one of grpo, dr_grpo, rloo, reinforce_pp_baseline, opo, gae, "
-        "reinforce_pp, or FILE.py:name, or module:name.",
-    ),
 ]
 
 

@@ -15,9 +15,6 @@ from protocol.settings.loader import (
 )
 from protocol.settings.settings import Settings
 
-_AS_JSON = """Give lists and maps as JSON, in single quotes: '["a", "b"]' or '{"name": 1}'."""
-_TOO_LARGE = "Input should be less than or equal to 2147483647"
-
 
 def refusal(options: list[str], config: Path | None = None) -> str:
     with pytest.raises(SettingsError) as caught:
@@ -92,97 +89,10 @@ def test_load_reads_a_number_from_a_list_of_choices() -> None:
     assert load_settings(None, ["--learner.zero_stage", "2"]).learner.zero_stage == 2
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (
-            ["--learner.max_stalenes", "1"],
-            "settings: learner.max_stalenes does not exist. Did you mean learner.max_staleness?",
-        ),
-        (
-            ["--learner.learning_rate", "1"],
-            "settings: learner.learning_rate does not exist. Did you mean learner.lr?",
-        ),
-        (["--model", "m"], "settings: model does not exist. Did you mean policy.model?"),
-        (
-            ["--policy.group_size", "8"],
-            "settings: policy.group_size does not exist. Did you mean rollout.group_size?",
-        ),
-        (["--run.seed", str(2**31)], f"settings: run.seed = '{2**31}' is wrong: {_TOO_LARGE}."),
-        (["--zebra", "1"], "settings: zebra does not exist. --help lists every setting."),
-        (
-            ["--rollout.engine_args.seed", "1"],
-            "settings: rollout.engine_args.seed does not exist. Did you mean rollout.engine_args?",
-        ),
-        (["--learnr.lr", "1"], "settings: learnr.lr does not exist. Did you mean learner.lr?"),
-        (
-            ["--policy.dtype", "bfloat6"],
-            "settings: policy.dtype = 'bfloat6' is wrong: Input should be 'float32' or 'bfloat16'. "
-            "Did you mean bfloat16?",
-        ),
-        (
-            ["--run.dir", "s3://bucket/runs"],
-            "settings: run.dir = 's3://bucket/runs' is wrong: expected a path of this machine, not a URL; only "
-            "learner.copy_checkpoints_to takes one.",
-        ),
-        (["learner.lr=1e-6"], "settings: learner.lr=1e-6 is not an option. Write --learner.lr 1e-6."),
-        (
-            ["actor_rollout_ref.rollout.n=8"],
-            "settings: actor_rollout_ref.rollout.n=8 is not an option. Write --rollout.group_size 8, if it is the same "
-            "setting.",
-        ),
-        (["+zebra=1"], "settings: +zebra=1 is not an option. --help lists every setting."),
-        (["stray"], "settings: unrecognized arguments: stray. --help lists every setting."),
-        (["--learner.lr"], "settings: argument --learner.lr: expected one argument. --help lists every setting."),
-        (
-            ["--learner.lr", "fast"],
-            "settings: learner.lr = 'fast' is wrong: expected a number.",
-        ),
-        (
-            ["--learner.max_staleness", "-1"],
-            "settings: learner.max_staleness = '-1' is wrong: Input should be greater than or equal to 0.",
-        ),
-        (
-            ["--run.seed", "1.5"],
-            "settings: run.seed = '1.5' is wrong: expected a whole number.",
-        ),
-        (
-            ["--rewards.endpoints", '[{"name": "em"}]'],
-            "settings: rewards.endpoints.0.url = {'name': 'em'} is wrong: Field required.",
-        ),
-        (
-            ["--learner.groups_per_step", "6", "--learner.num_ranks", "4"],
-            "settings: learner.groups_per_step = 6 cannot be split over 4 ranks. "
-            "Use a multiple of 4, or set learner.num_ranks to one of [1, 2, 3, 6].",
-        ),
-        (
-            ["--rollout.engine_args", '{"seed": 1'],
-            'settings: rollout.engine_args = {"seed": 1 is wrong: Missing end delimiter "}". ' + _AS_JSON,
-        ),
-        (
-            ["--rollout.engine_args", "{}", "--rollout.engine_args", "[1]"],
-            f"settings: rollout.engine_args = [1] is wrong: it is not the expected JSON. {_AS_JSON}",
-        ),
-        (["--run="], f"settings: run =  is wrong: it is not the expected JSON. {_AS_JSON}"),
-        (
-            ["--rewards.endpoints", '[{"url": "http://me:secret@host"'],
-            """settings: rewards.endpoints = [{"url": "http://***@host" is wrong: Missing end delimiter "]". """
-            + _AS_JSON,
-        ),
-        (
-            ["--rollout", "[1]"],
-            "settings: rollout = [1] is wrong: expected a map of settings; leave out a section that has none.",
-        ),
-    ],
-)
-def test_load_explains_a_wrong_option(options: list[str], text: str) -> None:
-    assert refusal(options) == text
-
-
 def test_load_explains_every_mistake_of_a_file_at_once(tmp_path: Path) -> None:
     config = yaml_file(tmp_path, "learner: {lrr: 1, groups_per_step: 0}\n")
     assert refusal([], config) == (
-        "settings: learner.groups_per_step = 0 is wrong: Input should be greater than 0.\n"
+        "settings: learner.groups_per_step = 0 is wrong: expected more than 0.\n"
         "settings: learner.lrr does not exist. Did you mean learner.lr?"
     )
 
@@ -252,15 +162,6 @@ def test_described_values_are_what_the_command_line_takes() -> None:
     assert load_settings(None, options) == settings
 
 
-def test_password_that_was_refused_inside_a_url_is_not_repeated() -> None:
-    with pytest.raises(SettingsError) as refused:
-        load_settings(None, ["--retriever.url", "http://me:hidden@host/retrieve"])
-    assert str(refused.value) == (
-        "settings: retriever.url = 'http://***@host/retrieve' is wrong: holds a user or password, which "
-        "would be in settings.yaml and logs. Use headers_env."
-    )
-
-
 @pytest.mark.parametrize("name", ["api_key", "key", "access_token", "X-Amz-Signature", "apikey", "Password", "auth"])
 def test_key_in_the_query_of_a_url_is_refused_and_not_repeated(name: str) -> None:
     with pytest.raises(SettingsError) as refused:
@@ -269,20 +170,6 @@ def test_key_in_the_query_of_a_url_is_refused_and_not_repeated(name: str) -> Non
         f"settings: retriever.url = 'http://host/retrieve?***' is wrong: holds the secret {name!r}, which "
         "would be in settings.yaml and logs. Use headers_env."
     )
-
-
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
-        ("s3://b/exp[1]", "holds [, which fsspec reads as a pattern: other folders would be removed too."),
-        ("s3://b/exp*", "holds *, which fsspec reads as a pattern: other folders would be removed too."),
-        ("file://copies", "is another folder wherever the command is given. Give a whole path: file:///FOLDER."),
-    ],
-)
-def test_store_of_copies_that_is_not_one_folder_is_refused(url: str, why: str) -> None:
-    with pytest.raises(SettingsError) as refused:
-        load_settings(None, ["--learner.copy_checkpoints_to", url])
-    assert str(refused.value) == f"settings: learner.copy_checkpoints_to = '{url}' is wrong: {why}"
 
 
 def test_url_may_have_a_query_without_a_secret() -> None:
@@ -340,13 +227,7 @@ def test_saved_settings_of_an_earlier_version_are_read_without_what_was_removed(
     assert refusal([], path) == (
         "settings: rewards.endpoints.0.shadow, learner.sequence_parallel do not exist any more; Sluice 0.1.0 reads "
         "them. Remove them. A shadow endpoint is now one with weight 0.\n"
-        "settings: other does not exist. --help lists every setting."
-    )
-
-
-def test_option_that_was_removed_is_refused_with_the_version_that_reads_it() -> None:
-    assert refusal(["--rewards.shadow_wait_s", "5"]) == (
-        "settings: rewards.shadow_wait_s does not exist any more; Sluice 0.1.0 reads it. Remove it."
+        "settings: other does not exist. sluice run --help all lists every setting."
     )
 
 

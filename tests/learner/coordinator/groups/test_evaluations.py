@@ -93,3 +93,8 @@ def test_answers_carry_their_texts_their_reward_and_the_versions_that_wrote_them
 def test_a_pinned_evaluation_is_in_the_line_of_its_own_step() -> None:
     assert [EvaluationSchedule(25, 60, is_pinned=True).reported_by(step) for step in (0, 25, 50, 60)] == [0, 25, 50, 60]
     assert EvaluationSchedule(25, 60).reported_by(25) == 49
+
+
+def test_evaluation_before_the_first_step_can_be_left_out() -> None:
+    assert [EvaluationSchedule(2, 3, has_first=has_first).is_due(0) for has_first in (True, False)] == [True, False]
+    assert [step for step in range(4) if EvaluationSchedule(2, 3, has_first=False).is_due(step)] == [2, 3]

@@ -9,7 +9,7 @@ from learner.checkpoint.manifest import Checkpoint
 from learner.data.prompt_reading import Refusal
 from learner.data.prompts import Prompt
 from learner.disk.run_folder import read_skipped
-from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
+from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts, settings_of_epochs
 from learner.run.checks.prompt_judge import PromptJudge
 from learner.run.start import RunStart
 from protocol.errors import OperatorError, SettingsError
@@ -52,6 +52,15 @@ def resumed(tmp_path: Path) -> RunStart:
 
 def read(tmp_path: Path, model: Path, start: RunStart, share: float = 0.3) -> TrainPrompts:
     return read_train_prompts(settings(tmp_path / "train.jsonl", share), model, start)
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(1, 2), (1.5, 3), (2, 3)])
+def test_epochs_become_steps_over_the_usable_rows(tmp_path: Path, model: Path, epochs: float, steps: int) -> None:
+    given = settings(rows(tmp_path / "train.jsonl", 5, 232, 300, 1)).model_dump()
+    given |= {"run": {"max_epochs": epochs}, "policy": {"model": str(model)}}
+    given["learner"] |= {"groups_per_step": 2}
+    run = settings_of_epochs(Settings.model_validate(given)).run
+    assert (run.max_steps, run.max_epochs) == (steps, None)
 
 
 def test_prompt_that_is_too_long_is_left_out_and_told(tmp_path: Path, model: Path) -> None:
