@@ -73,7 +73,7 @@ def _usage() -> str:
             "",
             *lines,
             "",
-            "sluice VERB --help explains a verb; sluice run --help lists every setting.",
+            "sluice VERB --help explains a verb; sluice run --help SECTION, a section.",
             "First: sluice start && sluice run",
         ]
     )

@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from learner.run.detached import OPTION, start_detached
+from learner.run.help import ALL, help_text
 from learner.run.terminal import drop_unwritten
 from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.node.home import read_cluster, sluice_home
-from protocol.settings.loader import describe_settings, load_settings, names_own_run, settings_help
+from protocol.settings.loader import describe_settings, load_settings, names_own_run
 from protocol.settings.settings import Settings
 
 _QUICK_START = "quickstart"
@@ -27,7 +28,7 @@ _RAY_COPIES = "working_dir_files"  # folder in which Ray puts the copies of `ray
 _ABOUT = """\
 Train a language model with reinforcement learning on the cluster that `sluice start` started.
 A command with policy.model, data.train or a --config file is a run of your own and uses nothing of the quick start.
-The quick start runs without them, or with --config quickstart. Give any setting below in the YAML file or on the
+The quick start runs without them, or with --config quickstart. Give settings in the YAML file or on the
 command line; lists and maps as JSON. Relative paths start at the current folder."""
 
 
@@ -69,10 +70,13 @@ def _main(arguments: Sequence[str]) -> int:
     parser.add_argument("--plan", action="store_true", help="print the place of each process, and stop")
     parser.add_argument("--cluster", metavar="FILE", help="with --plan: use the cluster that this file describes")
     parser.add_argument(OPTION, action="store_true", help="run in the background; sluice runs shows it")
-    parser.add_argument("-h", "--help", action="store_true", help="show this text")
+    parser.add_argument(
+        "-h", "--help", nargs="?", const="", metavar="SECTION", help=f"explain a section's settings; {ALL}: every one"
+    )
     own, options = parser.parse_known_args(arguments)
-    if own.help:
-        print(_ABOUT, parser.format_help(), settings_help().lstrip(), sep="\n\n")
+    if own.help is not None:
+        about = "" if own.help else f"{_ABOUT}\n\n{parser.format_help()}\n"
+        print(f"{about}{help_text(own.help)}")
         return 0
     if own.cluster and not own.plan:
         raise SettingsError(

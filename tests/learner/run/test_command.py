@@ -1,5 +1,6 @@
 """The command as it is typed: which settings it takes, and what it answers before anything starts."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from learner.run.command import check_job_folder, main
+from learner.run.help import USUAL
 from protocol.errors import SettingsError
+from protocol.settings.loader import describe_settings
 from protocol.settings.settings import Settings
 from tests.fakes.tiny_models import make_tiny_model
 from tests.flow.refusals import no_cluster_in, run_without_cluster
@@ -48,12 +51,27 @@ def test_folder_of_the_user_with_our_rooms_names_does_not_stand_in_for_them(tmp_
     assert (finished.returncode, finished.stderr) == (0, "")
 
 
-def test_help_explains_the_commands_own_options_and_has_one_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_one_usage_and_the_usual_settings_on_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert "print the place of each process" in shown
     assert "YAML file of settings" in shown
     assert shown.count("usage:") == 1
+    assert [name for name in USUAL if f"  --{name} " not in shown] == []
+    assert len(shown.splitlines()) <= 50
+
+
+@pytest.mark.parametrize("section", [*Settings.model_fields, "policy.lora"])
+def test_help_of_a_section_has_its_settings_alone(section: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help", section]) == 0
+    shown = re.findall(r"^  --(\S+\.\w+)", capsys.readouterr().out, re.M)
+    names = [name for name, _, _ in describe_settings(Settings())]
+    assert {name for name in shown if name in names} == {name for name in names if name.startswith(f"{section}.")}
+
+
+def test_help_of_an_unknown_section_names_the_likeliest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help", "lerner"]) == 2
+    assert capsys.readouterr().err.endswith("health, report. Did you mean learner?\n")
 
 
 def test_settings_and_paths_in_brackets_are_shown_as_they_are(tmp_path: Path) -> None:
