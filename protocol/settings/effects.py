@@ -161,7 +161,7 @@ def describe_surprises(settings: "Settings") -> list[str]:
     if (quantization := settings.rollout.engine_args.get("quantization")) is not None:
         surprises.append(
             f"rollout.engine_args.quantization = {quantization}: servers sample from rounded weights, which the "
-            "learner does not have. Watch kl_fresh and effective_sample_share."
+            "learner does not have. Watch policy/kl_fresh and policy/effective_sample_share."
         )
     return surprises
 
