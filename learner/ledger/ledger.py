@@ -63,31 +63,47 @@ class Ledger:
     def begin_incarnation(self, policy_version: int) -> int:
         """Return the number of this start of the run, from 1, and record the version of its weights.
 
-        A file next to the ledger also has the number: a restored ledger has an older one. With a reused number,
-        messages of the earlier start would be accepted.
+        A file next to the ledger has all starts: a restored ledger has those that led to its checkpoint. With a reused
+        number, messages of the earlier start would be accepted.
         """
-        known = [int(self.meta("incarnation") or 0)]
-        if self._incarnations.exists():
-            known.append(int(self._incarnations.read_text(encoding="utf-8")))
-        incarnation = max(known) + 1
+        starts = self._all_starts()
+        parent = int(self.meta("incarnation") or 0)
+        incarnation = max([parent, *starts]) + 1
         self.set_meta("incarnation", str(incarnation))
         self._change("INSERT INTO incarnations VALUES (?, ?, ?)", (incarnation, time.time(), policy_version))
         self.commit()
         # A crash here repeats the number, which no message has carried yet.
         failpoint("ledger.incarnation.committed")
-        replace_file(self._incarnations, str(incarnation).encode())
+        content = json.dumps({**starts, incarnation: [parent, policy_version]})
+        replace_file(self._incarnations, content.encode())
         failpoint("ledger.incarnation.replaced")
         return incarnation
 
     def last_shared_version(self, incarnation: int) -> int | None:
-        """Return the newest version that a trajectory of an earlier start may contain, None when no start followed it.
+        """Return the newest version that a trajectory of an earlier start may contain; None if none is known to be.
 
         Example: a run at version 23 resumed from a checkpoint of version 20. Its versions 21 to 23 are other weights
-        now, so the earlier start's tokens of those versions must not be trained.
+        now, so the earlier start's tokens of those versions must not be trained. If the run then goes back to a
+        checkpoint of the earlier start, the second start is not in the ledger: it shares what its parent had then.
         """
+        starts, left_at = self._all_starts(), list[int]()
+        while (
+            incarnation
+            and not self._db.execute("SELECT 1 FROM incarnations WHERE number = ?", (incarnation,)).fetchone()
+        ):
+            if (start := starts.get(incarnation)) is None:
+                return None
+            incarnation, version = start
+            left_at.append(version)
         row = self._db.execute("SELECT MIN(policy_version) FROM incarnations WHERE number > ?", (incarnation,))
         version = row.fetchone()[0]
-        return None if version is None else int(version)
+        return None if version is None else min([int(version), *left_at])
+
+    def _all_starts(self) -> dict[int, list[int] | None]:
+        """Return every start -> [the start (or 0) whose checkpoint it resumed, its first version]; None in old runs."""
+        known = json.loads(self._incarnations.read_text("utf-8")) if self._incarnations.exists() else {}
+        # Version 0.1.0 wrote the newest number alone.
+        return {known: None} if isinstance(known, int) else {int(number): start for number, start in known.items()}
 
     def begin_terms(self, from_step: int, terms: Mapping[str, int | float | str]) -> None:
         """Record the settings by which the audit measures steps from this one on."""

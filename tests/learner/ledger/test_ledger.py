@@ -131,17 +131,26 @@ def test_last_shared_version_is_the_oldest_start_after_an_incarnation(path: Path
         assert [ledger.last_shared_version(incarnation) for incarnation in range(1, 5)] == [15, 15, 40, None]
 
 
-def test_last_shared_version_knows_only_the_surviving_lineage(path: Path) -> None:
+def test_start_that_a_restored_ledger_does_not_know_shares_what_its_parent_had_then(path: Path) -> None:
     ledger = Ledger(path)
     ledger.begin_incarnation(0)
     ledger.snapshot(path.with_name("checkpoint.sqlite"))
-    ledger.begin_incarnation(3)  # dies without a checkpoint of its own
+    for from_version in (3, 20):  # the first dies without a checkpoint of its own
+        ledger.begin_incarnation(from_version)
+        ledger.close()
+        path.write_bytes(path.with_name("checkpoint.sqlite").read_bytes())
+        ledger = Ledger(path)
+    assert ledger.begin_incarnation(30) == 4
+    assert [ledger.last_shared_version(incarnation) for incarnation in range(1, 6)] == [30, 3, 20, None, None]
     ledger.close()
-    path.write_bytes(path.with_name("checkpoint.sqlite").read_bytes())
+    assert rows(path, "SELECT number, policy_version FROM incarnations") == [(1, 0), (4, 30)]
+
+
+def test_start_of_a_run_whose_file_has_one_number_shares_nothing_if_the_ledger_does_not_know_it(path: Path) -> None:
+    path.with_name("incarnation").write_text("7")
     with closing(Ledger(path)) as ledger:
-        assert ledger.begin_incarnation(20) == 3
-        assert [ledger.last_shared_version(incarnation) for incarnation in (1, 2, 3)] == [20, 20, None]
-    assert rows(path, "SELECT number, policy_version FROM incarnations") == [(1, 0), (3, 20)]
+        assert ledger.begin_incarnation(5) == 8
+        assert ledger.last_shared_version(7) is None
 
 
 def test_recall_returns_failures_by_sample_in_order(path: Path) -> None:
