@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Sets up .venv, then runs lint, format, types, import contracts and all tests; the first failure ends it.
 # Arguments go to pytest: deploy/test.sh tests/protocol -k codec
-# Without arguments the tests run in two lanes in parallel: tests with the mark `stack` mostly wait for a cluster or an
-# engine; all others keep a core busy. A failed test is repeated once, because a busy machine may stop a process for
-# seconds. The last line counts tests that passed at the second try; more than three of them are a failure.
+# Without arguments the tests run in three lanes in parallel: tests with the mark `stack` mostly wait for a cluster or an
+# engine; all others keep a core busy, in two lanes of lower priority. A failed test is repeated once, because a busy
+# machine may stop a process for seconds. The last line counts tests that passed at the second try; more than three of
+# them are a failure.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 deploy/setup.sh
@@ -17,9 +18,9 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 RAY_USAGE_STATS_ENABLED=0
 # With it, each of hundreds of processes would compile all its imports.
 unset PYTHONDONTWRITEBYTECODE
-unit=
+units=()
 cleanup() {
-    [[ -z $unit ]] || kill "$unit" 2>/dev/null || true
+    kill "${units[@]}" 2>/dev/null || true
     SLUICE_HOME="$scratch/home" python -m deploy.cluster stop >/dev/null || true
     rm -rf "$scratch"
 }
@@ -33,11 +34,11 @@ status = pytest.main(sys.argv[1:])
 sys.stdout.flush(), sys.stderr.flush()
 os._exit(status)'
 
-# lane NAME ARGUMENTS: runs pytest with its own home and temporary folder.
+# lane NAME ARGUMENTS: becomes pytest, with its own home and temporary folder.
 lane() {
     local name=$1
     shift
-    SLUICE_HOME="$scratch/home-$name" python -X faulthandler -c "$LANE" -q --durations=15 --basetemp "$scratch/$name" \
+    SLUICE_HOME="$scratch/home-$name" exec python -X faulthandler -c "$LANE" -q --durations=15 --basetemp "$scratch/$name" \
         --junitxml "$scratch/$name.xml" --reruns 1 --reruns-delay 5 -raR "$@"
 }
 
@@ -62,13 +63,19 @@ if (($#)); then
     python -m pytest -q --durations=15 --basetemp "$scratch/pytest" "$@"
     exit
 fi
-lane unit -m "not stack or ranks" >"$scratch/unit.log" 2>&1 &
-unit=$!
+# unit_lane NAME PATH...: starts a lane of the tests that start no cluster.
+unit_lane() {
+    lane "$@" -m "not stack or ranks" >"$scratch/$1.log" 2>&1 &
+    units+=($!)
+    renice -n 5 "$!" >/dev/null
+}
+unit_lane learner tests/learner
+unit_lane others --ignore tests/learner tests
 status=0
 lane stack -m "stack and not ranks" | tee "$scratch/stack.log" || status=$?
-wait "$unit" || status=$?
-unit=
+for unit in "${units[@]}"; do wait "$unit" || status=$?; done
+units=()
 echo "== tests that start no cluster =="
-cat "$scratch/unit.log"
-python -c "$COUNT" "$scratch/unit" "$scratch/stack" || status=$?
+cat "$scratch/learner.log" "$scratch/others.log"
+python -c "$COUNT" "$scratch"/{learner,others,stack} || status=$?
 exit "$status"
