@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -208,11 +208,16 @@ def read_headers(given: Sequence[str], token_file: Path | None) -> dict[str, str
 async def _check(arguments: argparse.Namespace) -> int:
     first, second = read_samples(arguments.sample)
     endpoint = Endpoint(arguments.url, read_headers(arguments.header, arguments.token_file), arguments.timeout_s)
-    is_usable = True
+    is_usable, seen = True, []
     async for finding in findings(endpoint, first, second):
-        print(f"{finding.kind:8} {finding.fact} {finding.advice}".rstrip(), flush=True)
+        seen.append(asdict(finding))
+        if not arguments.json:
+            print(f"{finding.kind:8} {finding.fact} {finding.advice}".rstrip(), flush=True)
         is_usable = is_usable and finding.kind != "problem"
-    print(f"{arguments.url} {'can' if is_usable else 'cannot'} be used by a run.")
+    if arguments.json:
+        print(json.dumps({"url": arguments.url, "is_usable": is_usable, "findings": seen}))
+    else:
+        print(f"{arguments.url} {'can' if is_usable else 'cannot'} be used by a run.")
     return 0 if is_usable else 1
 
 
@@ -240,6 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--header", action="append", default=[], help="NAME: VALUE, sent with each request")
     parser.add_argument("--token-file", type=Path, help="send the bearer token in this file")
     parser.add_argument("--timeout-s", type=_seconds, default=60.0, help="time limit of a request, as in the settings")
+    parser.add_argument("--json", action="store_true", help="print the same facts as one JSON object")
     return parser
 
 

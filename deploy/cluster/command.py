@@ -21,7 +21,7 @@ from protocol.node.home import read_cluster
 _WAIT_NODES_S = 300.0  # default of wait-nodes
 _USAGE = {
     "stop": "[--now]    ends this node's part, after the attached run has saved; --now: at once",
-    "status": "   shows this node's processes and their logs",
+    "status": "[--json]    shows this node's processes and their logs",
     "nodes": "   shows every node of the cluster",
     "wait-nodes": "N [SECONDS]    returns when the cluster has N nodes; fails after SECONDS (300)",
     "healthy": "   returns when Ray and the services of this node are healthy: for probes",
@@ -113,8 +113,9 @@ def _healthy(arguments: Sequence[str]) -> None:
 
 def _status(arguments: Sequence[str]) -> None:
     """Show the table. Raises: OperatorError when no cluster runs, or a part of it is down."""
-    _check_no_options("status", arguments)
-    down = show_cluster(read_cluster(), this_home())
+    as_json = list(arguments) == ["--json"]
+    _check_no_options("status", [] if as_json else arguments)
+    down = show_cluster(read_cluster(), this_home(), as_json=as_json)
     if down:
         raise OperatorError(
             f"Down: {', '.join(down)}. The node's keeper restarts an ended service by itself; "
@@ -124,4 +125,6 @@ def _status(arguments: Sequence[str]) -> None:
 
 def _check_no_options(verb: str, arguments: Sequence[str]) -> None:
     if arguments:
-        raise SettingsError(f"{verb}: {arguments[0]} is not known; it takes no options.")
+        raise SettingsError(
+            f"{verb}: {arguments[0]} is not known; it takes {'--json' if verb == 'status' else 'no options'}."
+        )

@@ -1,12 +1,13 @@
 """The tables of `deploy.cluster`: this node's processes, and every node of the cluster."""
 
+import json
 import os
 import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,8 +51,8 @@ class NodeRow:
     num_gpus: float  # GPUs that Ray counts there
 
 
-def show_cluster(state: ClusterState, home: Home) -> list[str]:
-    """Print the table of this node's processes; returns the names of those that are down."""
+def show_cluster(state: ClusterState, home: Home, *, as_json: bool = False) -> list[str]:
+    """Print the table of this node's processes, or one JSON object; returns the names of those that are down."""
     rows: list[Row] = []
     services: dict[str, ServiceInfo] | None = None
     ray = next(record for record in state.processes if record.name == "ray")
@@ -77,7 +78,10 @@ def show_cluster(state: ClusterState, home: Home) -> list[str]:
     if is_up and services is None:
         rows.append(Row("keeper", False, "down", "", 0, str(home.logs / "keeper.log")))
         down.append("keeper")
-    show_rows(f"Sluice on {state.node_ip}", rows + servers)
+    if as_json:
+        print(json.dumps({"node_ip": state.node_ip, "processes": [asdict(row) for row in rows + servers]}))
+    else:
+        show_rows(f"Sluice on {state.node_ip}", rows + servers)
     return down
 
 

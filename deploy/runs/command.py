@@ -4,11 +4,12 @@ Exit status: 0; 1 with one sentence; 2 for a wrong option.
 """
 
 import argparse
+import json
 import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str]) -> int:
             _show_log(_select(runs, options.name), follow=options.follow)
         elif options.verb == "stop":
             _stop(runs, options.name)
+        elif options.json:
+            print(json.dumps([asdict(run) | {"log": run.log and str(run.log)} for run in runs]))
         else:
             _show(runs)
     except OperatorError as error:
@@ -109,8 +112,10 @@ def _names_elsewhere() -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("sluice runs", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print the runs as one JSON list")
     verbs = parser.add_subparsers(dest="verb", metavar="list | logs | stop")
-    verbs.add_parser("list", help="the running run with its start and step, and ended runs of --no-wait")
+    listed = verbs.add_parser("list", help="the running run with its start and step, and ended runs of --no-wait")
+    listed.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print them as one JSON list")
     logs = verbs.add_parser("logs", help="the end of a run's output")
     logs.add_argument("--follow", action="store_true", help="print new output until the run ends, or Ctrl-C")
     stop = verbs.add_parser("stop", help="end a run after its step, as Ctrl-C does, and wait for its end")

@@ -1,5 +1,6 @@
 """The printed plan: node, GPUs and memory of each process."""
 
+import json
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -34,6 +35,26 @@ def show_plan(topology: Topology, title: str, facts: Sequence[str]) -> None:
         )
     for fact in facts:
         console.print(fact, soft_wrap=True)
+
+
+def plan_as_json(topology: Topology, title: str, facts: Sequence[str]) -> str:
+    """Return the same as one JSON object; memory in bytes of each process."""
+    processes = [
+        {
+            "role": each.role,
+            "count": each.count,
+            "gpus_each": each.num_gpus,
+            "memory_bytes": each.memory_bytes,
+            "host_bytes": each.host_bytes,
+            "nodes": [node.node_ip for node in each.places],
+        }
+        for each in (topology.coordinator, topology.ranks, topology.servers)
+    ]
+    nodes = [{"name": node.node_ip, "gpus": node.num_gpus, "gpu_bytes": node.gpu_bytes} for node in topology.nodes]
+    words = [
+        words for words in (describe_loading(topology), tight_words(topology), describe_crowded(topology)) if words
+    ]
+    return json.dumps({"run": title, "processes": processes, "nodes": nodes, "facts": [*words, *facts]})
 
 
 def node_rows(topology: Topology) -> list[tuple[str, str, str, str, str]]:

@@ -69,6 +69,7 @@ def _main(arguments: Sequence[str]) -> int:
     parser.add_argument("--config", metavar="FILE", help=f"YAML file of settings, or {_QUICK_START}")
     parser.add_argument("--plan", action="store_true", help="print the place of each process, and stop")
     parser.add_argument("--cluster", metavar="FILE", help="with --plan: use the cluster that this file describes")
+    parser.add_argument("--json", action="store_true", help="with --plan: print one JSON object")
     parser.add_argument(OPTION, action="store_true", help="run in the background; sluice runs shows it")
     parser.add_argument(
         "-h", "--help", nargs="?", const="", metavar="SECTION", help=f"explain a section's settings; {ALL}: every one"
@@ -78,11 +79,9 @@ def _main(arguments: Sequence[str]) -> int:
         about = "" if own.help else f"{_ABOUT}\n\n{parser.format_help()}\n"
         print(f"{about}{help_text(own.help)}")
         return 0
-    if own.cluster and not own.plan:
-        raise SettingsError(
-            f"settings: --cluster {own.cluster} describes a cluster for --plan; a run starts on the running one. "
-            "Add --plan, or remove it."
-        )
+    if (own.cluster or own.json) and not own.plan:
+        given = f"--cluster {own.cluster}" if own.cluster else "--json"
+        raise SettingsError(f"settings: {given} belongs to --plan; a run starts on the running cluster. Add --plan.")
     config = _config(own.config, options)
     settings = load_settings(config, options, Path.cwd())
     check_job_folder(settings, Path.cwd(), is_detached=own.no_wait)
@@ -93,7 +92,7 @@ def _main(arguments: Sequence[str]) -> int:
     if own.plan:
         from learner.run.plan_command import plan
 
-        plan(settings, own.cluster and Path(own.cluster))
+        plan(settings, own.cluster and Path(own.cluster), as_json=own.json)
         return 0
     from learner.run.checks.preflight import check_run
     from learner.run.checks.prompt_checks import settings_of_epochs

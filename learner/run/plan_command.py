@@ -10,7 +10,7 @@ from learner.plan.described import ModelShape, described_nodes, described_size, 
 from learner.plan.memory import Sizes, read_sizes
 from learner.plan.needs import needs_critic, needs_reference
 from learner.plan.processes import Node, Topology
-from learner.plan.shown import show_plan
+from learner.plan.shown import plan_as_json, show_plan
 from learner.plan.topology import plan_topology
 from learner.run.checks.preflight import CheckedRun, check_run
 from learner.run.checks.prompt_checks import settings_of_epochs
@@ -20,8 +20,10 @@ from protocol.node.home import ClusterState, read_cluster
 from protocol.settings.settings import Settings
 
 
-def plan(settings: Settings, description: Path | None) -> None:
-    """Print the place of each process; starts nothing. description: file of a cluster; None: the running cluster.
+def plan(settings: Settings, description: Path | None, *, as_json: bool = False) -> None:
+    """Print the place of each process, or one JSON object; starts nothing.
+
+    description: file of a cluster; None: the running cluster.
 
     A description with the model's shape needs neither the model nor the prompts.
     Raises: SettingsError when they do not fit; the errors of `check_run`.
@@ -31,14 +33,23 @@ def plan(settings: Settings, description: Path | None) -> None:
         topology = plan_topology(settings, described_sizes(settings, described.model), described_nodes(described))
         facts = [*describe_parts(settings, None), _steps(settings, topology)]
         facts += _on_ranks(settings, ", each counted as large as it")
-        show_plan(topology, f"Run {settings.run.name}", facts)
+        _show(topology, settings.run.name, facts, as_json=as_json)
         return
     settings = settings_of_epochs(settings)
     checked, cluster = check_run(settings), _find_cluster()
     nodes = _find_nodes(cluster) if described is None else described_nodes(described)
     topology = plan_topology(settings, read_sizes(settings, checked.model), nodes)
     facts = [*describe_parts(settings, cluster), *_facts(settings, checked, topology)]
-    show_plan(topology, f"Run {checked.start.run_id}", facts)
+    _show(topology, checked.start.run_id, facts, as_json=as_json)
+
+
+def _show(topology: Topology, run: str, facts: Sequence[str], *, as_json: bool) -> None:
+    if topology.has_gpus:
+        facts = [*facts, "Planned, not run: no GPU has run this version of Sluice yet."]
+    if as_json:
+        print(plan_as_json(topology, run, facts))
+    else:
+        show_plan(topology, f"Run {run}", facts)
 
 
 def described_sizes(settings: Settings, shape: ModelShape) -> Sizes:

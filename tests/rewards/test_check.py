@@ -1,11 +1,13 @@
 """`sluice check-reward`: a good endpoint told from bad ones, in words that say what to change."""
 
 import asyncio
+import json
 import socket
 import threading
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +52,12 @@ def test_good_endpoint_has_nothing_to_change() -> None:
     with serving(RewardService(scorer_named("exact_match"), "exact_match").app()) as address:
         found = _found(address)
         finished = run_module("rewards.check", address)
+        as_json = run_module("rewards.check", address, "--json")
     assert [finding.kind for finding in found] == ["ok", "ok"]
     assert found[1].fact == "Two samples in one request got a reward each: batch_size may be above 1."
     assert (finished.returncode, finished.stderr) == (0, "")
     assert finished.stdout.splitlines()[-1] == f"{address} can be used by a run."
+    assert json.loads(as_json.stdout)["findings"][1] == asdict(found[1])
 
 
 @pytest.mark.parametrize(

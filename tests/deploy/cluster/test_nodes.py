@@ -1,5 +1,6 @@
 """Nodes that are ready, and a table without an answer of the fleet. Ray's list of nodes and actors is set."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,6 @@ def test_fleet_that_does_not_answer_is_a_row_of_the_table(
     monkeypatch.setattr(keeper_client, "describe_services", lambda _: {})
     assert tables.show_cluster(joined_node(), Home(tmp_path)) == ["sluice-fleet"]
     assert "no answer within 10 s" in capsys.readouterr().out
+    tables.show_cluster(joined_node(), Home(tmp_path), as_json=True)
+    rows = {row["name"]: row["state"] for row in json.loads(capsys.readouterr().out)["processes"]}
+    assert rows["sluice-fleet"] == "no answer within 10 s"

@@ -74,6 +74,9 @@ def test_list_says_what_runs_since_when_and_at_which_step(
     cells = [cell.strip() for cell in row.split("│")[1:-1]]
     assert [cells[0], cells[1], *cells[3:]] == ["my-run", f"running (process {run.pid})", "3 of 60", str(folder)]
     assert cells[2].startswith("20")
+    (listed,) = json.loads(told(capsys, "--json")[1])
+    assert (listed["name"], listed["is_running"], listed["pid"], listed["step"]) == ("my-run", True, run.pid, "3 of 60")
+    assert json.loads(told(capsys, "list", "--json")[1]) == [listed]
 
 
 def test_logs_prints_the_end_of_a_runs_output(
