@@ -28,6 +28,10 @@ def settings_page() -> str:
     comments = dict(re.findall(r"^    (\w+): \w+ = \w+\(\)  # (.+)$", inspect.getsource(source), re.M))
     parts = [_HEAD]
     for name, field in source.Settings.model_fields.items():
+        if _model(field) is None:
+            row = f"`{name}`", _default(field), _values(field.annotation, field), _cell(field.description or "")
+            parts.append(f"| setting | default | values | meaning |\n|---|---|---|---|\n| {' | '.join(row)} |")
+            continue
         parts.append(f"\n## {name}\n\n{comments[name][0].upper()}{comments[name][1:]}.\n")
         parts.append("| setting | default | values | meaning |\n|---|---|---|---|")
         parts += [f"| {' | '.join(row)} |" for row in _rows(name, _model(field))]

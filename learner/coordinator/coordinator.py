@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from learner.coordinator.accounts import Accounts, Mailbox
+from learner.coordinator.groups.born_ready import BornReady
 from learner.coordinator.groups.curriculum import Curriculum
 from learner.coordinator.groups.eval_scores import HeldOutSet
 from learner.coordinator.groups.evaluations import Evaluations, EvaluationSchedule
@@ -34,6 +35,7 @@ from learner.coordinator.steps.record import RunRecord
 from learner.coordinator.steps.step_lines import StepLines
 from learner.coordinator.window import StalenessWindow
 from learner.data.prompts import Prompt
+from learner.data.sft_rows import RowEncoder
 from learner.ledger.ledger import REWARDS_SINCE_STEP, Ledger
 from learner.ledger.snapshots import LedgerCopies
 from learner.ledger.terms import terms_of
@@ -62,10 +64,12 @@ class Coordinator:
         last_step: int,
         copies: LedgerCopies | None = None,
         vocab_size: int | None = None,
+        encoder: RowEncoder | None = None,
     ) -> None:
         """last_step: the step of the checkpoint that the run resumes from, 0 for a new run.
 
         copies: copies of this ledger; by default each is made at once, which blocks.
+        encoder: of the rows that are learnt without generating; None: servers make the samples.
         vocab_size: the policy's; trajectories with other tokens are refused. None: any token is accepted.
         """
         self.run_id = run_id
@@ -82,25 +86,21 @@ class Coordinator:
         self._servers = Servers()
         self._source = source = PromptSource(train, settings, ledger, last_step)
         self._groups = groups = OpenGroups(source, window, accounts)
-        rewards_since = int(ledger.meta(REWARDS_SINCE_STEP) or 0)
-        self._evaluations = Evaluations(
-            held_out, groups.open_evaluation, record.decoder, settings.eval.solved_at, rewards_since
-        )
+        of, since = settings.eval, int(ledger.meta(REWARDS_SINCE_STEP) or 0)
+        self._evaluations = Evaluations(held_out, groups.open_evaluation, record.decoder, of.solved_at, since)
         groups.on_closed.append(self._evaluations.on_closed)
         _attach_features(settings, source, groups, accounts)
         self._turns = KeptTurns(groups, window, accounts, settings.rollout.max_context_tokens, vocab_size)
         overdue = OverdueLimit(settings.rollout.lease_timeout_s)
         self._leases = Leases(groups, self._servers, overdue, accounts, settings.run.seed, vocab_size, self._turns)
+        self._rows = None if encoder is None else BornReady(groups, encoder, accounts)
         self._recall = LeaseRecall(groups, self._leases, self._servers, overdue, accounts)
-        schedule = EvaluationSchedule(
-            settings.eval.every_steps, settings.run.max_steps, settings.eval.pin, settings.eval.before
-        )
+        schedule = EvaluationSchedule(of.every_steps, settings.run.max_steps, of.pin, of.before)
         lines = StepLines(record, self._evaluations, schedule, ledger, last_step, policy_version)
         self._steps = CurrentStep(settings, groups, window, lines, accounts, last_step, policy_version)
         self._give_up_reason: str | None = None
-        self._pinged_at = float("-inf")
+        self._pinged_at, self._is_copying = float("-inf"), False
         self._copies = copies or LedgerCopies(ledger.begin_copy)
-        self._is_copying = False
 
     @property
     def step(self) -> int:
@@ -176,7 +176,11 @@ class Coordinator:
             self._groups.drop_stale(self._steps.policy_version)
         self._steps.answer_ranks(self._servers, now)
         self._steps.push_again(self._servers.all_lack_weights(self._steps.leasable_versions), now)
-        self._leases.lease_all(self._steps.leasable_versions, is_admitting=not self._steps.stop_reason, now=now)
+        is_admitting = not self._steps.stop_reason
+        if self._rows is not None:
+            self._rows.fill(self._steps.policy_version, is_admitting, now)
+        else:
+            self._leases.lease_all(self._steps.leasable_versions, is_admitting=is_admitting, now=now)
         if now - self._pinged_at >= _PING_EVERY_S:
             self._pinged_at = now
             self._mailbox.ping(self._servers.newest_leases())

@@ -10,6 +10,7 @@ from learner.coordinator.loop import CoordinatorLoop
 from learner.coordinator.steps.record import RunRecord
 from learner.data.prompt_reading import RowName
 from learner.data.prompt_set import load_prompts, open_prompts
+from learner.data.sft_rows import RowEncoder
 from learner.data.text_decoder import TextDecoder
 from learner.disk.model_folder import read_vocab_size
 from learner.disk.run_folder import LEDGER, TRAIN_INDEX, read_skipped
@@ -64,6 +65,7 @@ class CoordinatorProcess:
             last_step=self._last_step,
             copies=self._copies,
             vocab_size=None if self._model is None else read_vocab_size(self._model),
+            encoder=_encoder(settings, self._model),
         )
         self._loop = CoordinatorLoop(coordinator, channel)
         self._loop.start()
@@ -93,6 +95,12 @@ class CoordinatorProcess:
         self._copies.close()
         self._ledger.close()
         self._has_ended.set()
+
+
+def _encoder(settings: Settings, model: Path | None) -> RowEncoder | None:
+    if settings.objective != "sft" or model is None:
+        return None
+    return RowEncoder(model, trust_remote_code=settings.policy.trust_remote_code)
 
 
 def _held_out_sets(settings: Settings) -> list[HeldOutSet]:

@@ -53,6 +53,7 @@ class PromptShape:
     label_required: bool  # a row without one is refused
     template: tuple[Part, ...]  # the prompt's text; empty: the prompt's column as it is
     system_prompt: str | None  # first message of prompts that have none of this role
+    is_whole_row: bool  # a demonstration: every column is kept, and the prompt is empty
     is_chat: bool | None  # True: text becomes a message; False: messages become text; None: as they are
 
     def apply(self, content: dict[str, Any], where: str) -> Any:
@@ -104,6 +105,8 @@ def make_prompt(row: Row, file: str, name: str, shape: PromptShape) -> Prompt:
     Raises: SettingsError for a row without prompt or label; UnsendableRowError.
     """
     content = row.content
+    if shape.is_whole_row:
+        return Prompt(make_uid(name, row.number, content, None), "", None, content)
     prompt = shape.apply(content, f"{file} line {row.number}")
     if not is_prompt(prompt):
         raise SettingsError(
@@ -190,6 +193,7 @@ def shape_of(data: DataSettings, entry: DataEntry) -> PromptShape:
         template=tuple(parse_template(template)) if template is not None else (),
         system_prompt=data.system_prompt,
         is_chat=data.apply_chat_template,
+        is_whole_row=data.form == "demonstrations",
     )
 
 

@@ -16,7 +16,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from learner.data.prompt_rows import each_row, is_parquet
+from learner.data.prompt_rows import each_row
 from protocol.errors import SettingsError
 
 Messages = list[dict[str, Any]]
@@ -77,10 +77,8 @@ def read_demonstrations(path: Path) -> list[Demonstration]:
     """
     found = []
     for row in each_row(path):
-        # Parquet has every column in every row.
-        given = {key: each for key, each in row.content.items() if each is not None or not is_parquet(path)}
         try:
-            found.append(Demonstration(row.number, *_recognise(given)))
+            found.append(Demonstration(row.number, *recognise(row.content)))
         except BadRowError as error:
             raise SettingsError(f"data: {path} line {row.number}: {error}.") from None
     if not found:
@@ -94,7 +92,9 @@ def describe_forms(rows: Sequence[Demonstration]) -> str:
     return ", ".join(f"{count:,} {'row' if count == 1 else 'rows'} of {form}" for form, count in counts.items())
 
 
-def _recognise(row: dict[str, Any]) -> tuple[str, Content]:
+def recognise(row: dict[str, Any]) -> tuple[str, Content]:
+    """Return a row's form, in words, and its content. Raises: BadRowError."""
+    row = {key: each for key, each in row.items() if each is not None}  # Parquet has every column in every row
     if is_preference := [key for key in _PREFERENCES if key in row]:
         raise BadRowError(f"has the column {is_preference[0]!r}: it compares answers, and fine-tuning learns every one")
     for columns, read in _FORMS:

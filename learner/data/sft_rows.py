@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.data.sft_forms import BadRowError, Chat, Completion, Messages, Segments, Tokens, read_demonstrations
+from learner.data.sft_forms import (
+    BadRowError,
+    Chat,
+    Completion,
+    Messages,
+    Segments,
+    Tokens,
+    read_demonstrations,
+    recognise,
+)
 from protocol.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -68,6 +77,29 @@ def _naming(path: Path, number: int) -> Iterator[None]:
         yield
     except BadRowError as error:
         raise SettingsError(f"data: {path} line {number}: {error}.") from None
+
+
+class RowEncoder:
+    """Turns single rows into tokens, for the model in `model_dir`. trust_remote_code: as for `load_rows`."""
+
+    def __init__(self, model_dir: Path, *, trust_remote_code: bool = False) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
+        self._limits = _limits(model_dir)
+
+    def encode(self, columns: dict[str, Any]) -> SftRow:
+        """Return a row whose weights are 0 or 1. Raises: BadRowError."""
+        _, content = recognise(columns)
+        if isinstance(content, Tokens):
+            row = _encoded(content)
+        else:
+            parts = _segments(content, self._tokenizer)
+            row = _join(parts, _encode(dict.fromkeys((part.text, part.is_start) for part in parts), self._tokenizer))
+        row = _checked(row, *self._limits)
+        if len(others := row.weights[(row.weights != 0.0) & (row.weights != 1.0)]):
+            raise BadRowError(f"has the weight {others[0]:g}, and objective = sft takes 0 or 1. Use policy.warm_start")
+        return row
 
 
 def _encoded(content: Tokens) -> SftRow:

@@ -1,19 +1,58 @@
-"""Supervised fine-tuning with the engine and the packing of reinforcement learning."""
+"""Supervised fine-tuning with the engine and the packing of RL: the steps of a run, and the warm start."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
+from learner.algorithms.aggregate import AGGREGATES
 from learner.data.packing import plan_step
 from learner.data.sft_rows import SftRow
 from learner.models.gradient import Sums
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
+from learner.models.roles import Roles
+from learner.objectives.policy_gradient import StepOutcome
+from learner.objectives.step_plan import plan_updates
 from protocol.errors import OperatorError
+from protocol.settings.settings import Settings
+from protocol.wire.messages import Batch
+from protocol.wire.trajectory import Trajectory
 
 _MAX_REFUSED_IN_A_ROW = 3
+
+
+class Supervised:
+    """Takes the steps of a run with objective = sft."""
+
+    def __init__(self, roles: Roles, settings: Settings) -> None:
+        self._policy = roles.policy
+        self._num_epochs = settings.learner.num_epochs
+
+    def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
+        """Take one step and return its outcome. Collective. Arguments: as `PolicyGradient.take_step`."""
+        is_trained = [True] * len(batch.facts)
+
+        def weigh(counts: Tensor) -> Tensor:
+            return AGGREGATES["token_mean"](counts, 1.0)
+
+        plan = plan_updates(batch, trajectories, policy_version, weigh, is_trained)
+        results = [
+            self._policy.step(part, weighted_nll, update.divisor, with_entropy=False)
+            for _ in range(self._num_epochs)
+            for update, part in plan.split(plan.micro_batches)
+        ]
+        refused = [result for result in results if not result.applied]
+        detail = f"non-finite loss or gradient (loss {refused[0].loss}, norm {refused[0].grad_norm})" if refused else ""
+        metrics = {
+            "policy/loss": sum(result.loss for result in results) / len(results),
+            "policy/grad_norm": sum(result.grad_norm for result in results) / len(results),
+            "policy/num_updates": len(results) - len(refused),
+            "policy/lr": results[-1].lr,
+            "data/num_trained_tokens": sum(update.num_model_tokens for update in plan.updates),
+        }
+        return StepOutcome(len(refused) < len(results), detail, metrics)
 
 
 def run_sft(

@@ -17,6 +17,7 @@ class Needs:
 
 NEEDS = {
     "supervised": Needs(prompts=False, rollouts=False),  # objectives/supervised.py, on the rows of the warm start
+    "sft": Needs(prompts=True, rollouts=False),  # objectives/supervised.py, on the rows of data.train
     "policy_gradient": Needs(prompts=True, rollouts=True),  # objectives/policy_gradient.py
     "evaluation": Needs(prompts=False, rollouts=True),  # samples and scores held-out prompts, trains nothing
 }
@@ -55,6 +56,9 @@ def is_reference_the_base(settings: Settings) -> bool:
 
 def _objectives(settings: Settings) -> Iterable[str]:
     """Yield a run's objectives in order. A run without steps still syncs its servers with its model."""
+    if settings.objective == "sft":
+        yield "sft"
+        return
     is_warm_started = settings.policy.warm_start.data is not None
     if is_warm_started:
         yield "supervised"

@@ -13,6 +13,7 @@ from learner.checkpoint.sealed_files import Report
 from learner.models.parked import ParkedModels
 from learner.models.world import own_device, reduce_max, reduce_tensor
 from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
+from learner.objectives.supervised import Supervised
 from learner.plan.needs import is_trained
 from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.coordinator_client import CoordinatorClient
@@ -45,7 +46,7 @@ class Trainer:
         self,
         world: World,
         models: Models,
-        objective: PolicyGradient,
+        objective: PolicyGradient | Supervised,
         settings: Settings,
         coordinator: CoordinatorClient,
         pusher: RankPusher,
@@ -167,7 +168,11 @@ def train(
         pusher.device = SharedDevice(parked, pusher.switch_servers, lambda: reduce_max(0.0, own_device()))
     saved = (folder, model, settings.learner.keep_checkpoints, best_of(settings.eval))
     checkpoints = CheckpointWriter(models.roles, coordinator, world.solo, *saved, served_digest=lambda: pusher.digest)
-    objective = PolicyGradient(models.roles, settings, reduce_tensor)
+    objective: PolicyGradient | Supervised = (
+        Supervised(models.roles, settings)
+        if settings.objective == "sft"
+        else PolicyGradient(models.roles, settings, reduce_tensor)
+    )
     meter = make_meter(models.roles.policy, settings) if is_trained(settings) else no_mfu
     ended = Trainer(world, models, objective, settings, coordinator, pusher, checkpoints, report, meter).train()
     pusher.close()

@@ -11,6 +11,8 @@ from protocol.settings.section import Section
 from protocol.settings.settings import Settings
 
 ALL = "all"
+# Every section; objective is a setting without one.
+SECTIONS = [name for name in Settings.model_fields if name != "objective"]
 USUAL = (
     "run.name",
     "run.max_steps",
@@ -43,7 +45,7 @@ def help_text(section: str) -> str:
                 *(line for name in USUAL for line in _describe(name)),
                 "",
                 *textwrap.wrap(
-                    f"sluice run --help SECTION explains one of {', '.join(Settings.model_fields)}; "
+                    f"sluice run --help SECTION explains one of {', '.join(SECTIONS)}; "
                     f"sluice run --help {ALL} explains every setting.",
                     _WIDTH,
                 ),
@@ -52,7 +54,7 @@ def help_text(section: str) -> str:
     groups = re.split(r"\n\n(?=\S+ options:\n)", settings_help().strip())
     if shown := [group for group in groups if re.match(rf"{re.escape(section)}[ .]", group)]:
         return "\n\n".join(shown)
-    expected = f"expected one of {', '.join([ALL, *Settings.model_fields])}"
+    expected = f"expected one of {', '.join([ALL, *SECTIONS])}"
     raise SettingsError(f"settings: --help {section}: {expected}.{likeliest_value(section, expected)}")
 
 

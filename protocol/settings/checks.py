@@ -25,6 +25,7 @@ _MAX_STEP_SAMPLES = 1 << 20
 def check_combinations(settings: "Settings") -> None:
     """Raise ValueError with the first contradiction."""
     problems = chain(
+        _in_objective(settings),
         _in_groups(settings),
         _in_equal_groups(settings),
         _in_credit(settings),
@@ -48,8 +49,31 @@ def check_combinations(settings: "Settings") -> None:
         raise ValueError(problem)
 
 
+def _in_objective(settings: "Settings") -> Iterator[str]:
+    """Find settings of generated samples in a run that learns from rows."""
+    is_of_rows = settings.objective == "sft"
+    if is_of_rows != (settings.data.form == "demonstrations"):
+        yield f"data.form = {settings.data.form} does not fit objective = {settings.objective}. Remove data.form."
+    without_use = {
+        "policy.warm_start.data": settings.policy.warm_start.data,
+        "kl.coefficient": settings.kl.coefficient,
+        "filter.dynamic_sampling": settings.filter.dynamic_sampling,
+        "data.curriculum": settings.data.curriculum.is_on,
+        "data.eval": settings.data.eval,
+        "eval.sets": settings.eval.sets,
+        "eval.every_steps": settings.eval.every_steps,
+        "learner.recipe = ppo": settings.learner.advantage == "gae",
+        "rollout.group_size": settings.rollout.group_size - 1,
+    }
+    for name, is_given in without_use.items() if is_of_rows else ():
+        if is_given:
+            yield f"{name} has no use with objective = sft, which generates and scores nothing. Remove it."
+
+
 def _in_groups(settings: "Settings") -> Iterator[str]:
     """Find an advantage that groups of this size, or without equal ones, make meaningless."""
+    if settings.objective == "sft":
+        return
     learner, size = settings.learner, settings.rollout.group_size
     advantage = learner.advantage or ""
     if size < ADVANTAGES_OF_GROUPS.get(advantage, 1):

@@ -125,6 +125,9 @@ class DataSettings(Section):
         "label_key, template, max_prompts.",
     )
     eval: MaybeDataSets = Field(None, description="Held-out prompts, in the forms of data.train; null: no evaluation.")
+    form: Literal["prompts", "demonstrations"] = Field(
+        "prompts", description="Rows of data.train; objective = sft sets demonstrations (docs/do/fine_tune.md)."
+    )
     prompt_key: str = Field("prompt", description="Column of the prompt (string or chat messages).")
     label_key: str = Field("label", description="Column of the label, which reward services receive.")
     label_required: bool = Field(True, description="Refuse rows without a label.")

@@ -4,9 +4,9 @@ Names follow the command line: `--learner.max_staleness 1`. Contradictions are r
 """
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from pydantic import ModelWrapValidatorHandler, ValidationInfo, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, ValidationInfo, model_validator
 
 from protocol.settings.algorithm import KlSettings, LossSettings, over_recipe
 from protocol.settings.checks import check_combinations
@@ -25,9 +25,17 @@ from protocol.settings.tools import ToolsSettings
 IS_SAVED = "is_saved"
 
 
+# Settings below the given ones for an objective that learns from rows without generating.
+_OF_ROWS: dict[str, dict[str, Any]] = {"data": {"form": "demonstrations"}, "rollout": {"group_size": 1}}
+
+
 class Settings(Section):
     """All settings of a run."""
 
+    objective: Literal["policy_gradient", "sft"] = Field(
+        "policy_gradient",
+        description="policy_gradient: RL. sft: supervised fine-tuning or pretraining on data.train, without servers.",
+    )
     run: RunSettings = RunSettings()  # name, seed, length and folder
     policy: PolicySection = PolicySection()  # model, warm start and adapters
     data: DataSettings = DataSettings()  # files and order of prompts
@@ -60,7 +68,10 @@ class Settings(Section):
         if not isinstance(given, Mapping):
             return handler(given)
         laid, added = over_recipe(given)
-        settings = handler({name: {} for name in cls.model_fields} | laid)
+        for section, below in _OF_ROWS.items() if given.get("objective") == "sft" else ():
+            if isinstance(laid.get(section, {}), Mapping):
+                laid[section] = below | laid.get(section, {})
+        settings = handler({name: {} for name in cls.model_fields if name != "objective"} | laid)
         for section, names in added.items():
             getattr(settings, section).model_fields_set.difference_update(names)
         settings.model_fields_set.intersection_update(given)

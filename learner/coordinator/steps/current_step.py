@@ -180,6 +180,8 @@ class CurrentStep:
 
     def _metrics(self, batch: StepBatch, message: m.StepEnd) -> dict[str, float]:
         of_batch = batch.metrics(self._settings.rewards.combine)
+        if self._settings.objective == "sft":  # nothing was generated or scored
+            of_batch = {name: each for name, each in of_batch.items() if name.startswith(("data/", "length/mean"))}
         if message.is_applied:
             self._num_tokens += int(of_batch["data/num_model_tokens"])
         return {

@@ -12,6 +12,7 @@ from learner.data.prompt_reading import RowName, UnusableRow, read_prompts
 from learner.data.prompt_set import PromptSet
 from learner.disk.model_folder import find_model
 from learner.disk.run_folder import SKIPPED_ROWS, TRAIN_INDEX, SkippedRow, read_skipped, write_skipped
+from learner.run.checks.demonstration_judge import DemonstrationJudge
 from learner.run.checks.prompt_judge import PromptJudge
 from learner.run.start import RunStart
 from protocol.errors import OperatorError, SettingsError
@@ -54,7 +55,13 @@ def read_train_prompts(settings: Settings, model: Path, start: RunStart) -> Trai
     data = settings.data
     before = read_skipped(start.checkpoint.path.parents[1]) if start.checkpoint else []
     without = [RowName(row.file, row.number) for row in before]
-    with PromptJudge(model, settings, data.max_prompt_tokens) as judge:
+    is_of_rows, trust = settings.objective == "sft", settings.policy.trust_remote_code
+    judging = (
+        DemonstrationJudge(model, trust_remote_code=trust)
+        if is_of_rows
+        else PromptJudge(model, settings, data.max_prompt_tokens)
+    )
+    with judging as judge:
         index, unusable = read_prompts(data.train, data, judge, without)
     num_rows = len(index) + len(unusable)
     if unusable and start.checkpoint is not None:

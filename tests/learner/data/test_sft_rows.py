@@ -213,7 +213,7 @@ def test_blank_lines_are_no_rows_and_keep_the_count(tmp_path: Path, model: Path)
             ": has no token with a weight above 0: there is nothing",
         ),
         ({"segments": []}, ": has no text"),
-        ({"prompt": "a", "response": None}, ": response is None, expected a string"),
+        ({"prompt": "a", "response": 3}, ": response is 3, expected a string"),
         ({"messages": [{"content": "a"}]}, ": messages[0] has no role"),
         ({"messages": [{"role": "user", "content": "a"}]}, ": has no message of the role assistant"),
         ({"messages": [{"role": "user", "content": 1}]}, ": messages[0].content is 1, expected a string"),

@@ -26,7 +26,14 @@ class TableModel:
     def logprobs(self, micro_batch: MicroBatch) -> Tensor:
         return logprobs_of(self.logits.detach(), micro_batch)
 
-    def step(self, micro_batches: Sequence[MicroBatch], loss: LossFunction, global_weight: float) -> StepResult:
+    def step(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss: LossFunction,
+        global_weight: float,
+        *,
+        with_entropy: bool = True,  # entropies are zeros
+    ) -> StepResult:
         def of_each(micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
             logprobs = logprobs_of(self.logits, micro_batch)
             return loss(logprobs, torch.zeros_like(logprobs), micro_batch)

@@ -13,8 +13,12 @@ from learner.data.sft_rows import SftRow
 from learner.models.gradient import StepResult
 from learner.models.micro_batch import MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
-from learner.objectives.supervised import run_sft, weighted_nll
+from learner.models.roles import Roles
+from learner.objectives.supervised import Supervised, run_sft, weighted_nll
 from protocol.errors import OperatorError
+from protocol.settings.settings import Settings
+from tests.learner.objectives.slow_policy_gradient import batch_of, table, trajectories
+from tests.learner.objectives.table_model import TableModel
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +91,22 @@ def test_three_refused_steps_in_a_row_end_it_and_two_do_not() -> None:
 
 def _with_weights(batch: MicroBatch, weights: list[float]) -> MicroBatch:
     return replace(batch, weights=torch.tensor(weights))
+
+
+@pytest.mark.parametrize("packed", [[[8, 0, 3], [1, 2], [4, 5, 6, 7]], [[index] for index in range(9)]])
+def test_step_of_a_run_has_the_loss_and_gradient_of_a_slow_loop_however_it_is_packed(packed: list[list[int]]) -> None:
+    made, found, expected = trajectories(), table(), table()
+    objective = Supervised(Roles(cast(PolicyEngine, TableModel(found))), Settings())
+    outcome = objective.take_step(batch_of(made, packed, list(range(9))), dict(enumerate(made)), 4)
+
+    losses = [
+        -expected[before].log_softmax(-1)[token]
+        for one in made
+        for before, token, is_learnt in zip(one.tokens[:-1], one.tokens[1:], one.loss_mask[1:], strict=True)
+        if is_learnt
+    ]
+    slow = torch.stack(losses).mean()
+    slow.backward()
+    assert outcome.metrics["policy/loss"] == pytest.approx(slow.item(), abs=1e-9)
+    assert outcome.metrics["data/num_trained_tokens"] == len(losses)
+    torch.testing.assert_close(found.grad, expected.grad, rtol=0.0, atol=1e-9)

@@ -18,6 +18,7 @@ _EVALUATED = {"data": {"eval": "e.jsonl"}, "eval": {"every_steps": 1}}
         ),
         pytest.param({"run": {"max_steps": 0}, **_EVALUATED}, Needs(False, True), id="an evaluation alone"),
         pytest.param({"run": {"max_steps": 1}, "policy": _WARM}, Needs(True, True), id="a warm start and a step"),
+        pytest.param({"run": {"max_steps": 1}, "objective": "sft"}, Needs(True, False), id="steps on rows"),
         pytest.param({"run": {"max_steps": 1}}, Needs(True, True), id="steps"),
         pytest.param({"run": {"max_steps": 0}}, Needs(True, True), id="no steps"),
     ],

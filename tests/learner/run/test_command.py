@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from learner.run.command import check_job_folder, main
-from learner.run.help import USUAL
+from learner.run.help import SECTIONS, USUAL
 from protocol.errors import SettingsError
 from protocol.settings.loader import describe_settings
 from protocol.settings.settings import Settings
@@ -61,7 +61,7 @@ def test_help_has_one_usage_and_the_usual_settings_on_a_screen(capsys: pytest.Ca
     assert len(shown.splitlines()) <= 50
 
 
-@pytest.mark.parametrize("section", [*Settings.model_fields, "policy.lora"])
+@pytest.mark.parametrize("section", [*SECTIONS, "policy.lora"])
 def test_help_of_a_section_has_its_settings_alone(section: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help", section]) == 0
     shown = re.findall(r"^  --(\S+\.\w+)", capsys.readouterr().out, re.M)

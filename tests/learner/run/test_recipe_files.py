@@ -81,6 +81,19 @@ def test_recipe_passes_the_plan(
     assert f"Run folder {tmp_path}/{settings_of(name).run.name}" in told.out
 
 
+def test_fine_tuning_is_planned_without_a_server(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path / "home"))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "abc"}\n{"prompt": "1 + 1 =", "completion": " 2"}\n')
+    own = ["--policy.model", str(model), "--data.train", str(rows), "--run.dir", str(tmp_path), "--plan"]
+    assert main(["--config", str(SHELF.parent / "sft.yaml"), *own]) == 0
+    told = capsys.readouterr().out
+    assert "supervised fine-tuning on data.train, without rollout servers" in " ".join(told.split())
+    assert "rollout server 0" not in told
+
+
 # -- two steps of each, for real ---------------------------------------------------------------------------------------
 
 

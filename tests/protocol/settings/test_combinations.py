@@ -90,6 +90,12 @@ from tests.protocol.settings.refusal import refusal
             {"policy": {"lora": {"rank": 4}, "warm_start": {"data": "rows.jsonl"}}},
             "policy.lora.rank and policy.warm_start.data are both set",
         ),
+        (
+            {"objective": "sft", "kl": {"coefficient": 0.1}},
+            "kl.coefficient has no use with objective = sft, which generates and scores nothing. Remove it.",
+        ),
+        ({"objective": "sft", "rollout": {"group_size": 4}}, "rollout.group_size has no use with objective = sft"),
+        ({"data": {"form": "demonstrations"}}, "data.form = demonstrations does not fit objective = policy_gradient"),
         ({"rollout": {"engine_args": {"enable_lora": True}}}, "Remove it: policy.lora needs nothing of the engine"),
         ({"rollout": {"engine_args": {"pipeline_parallel_size": 2}}}, "pipeline_parallel_size = 2 is not supported"),
         ({"rollout": {"engine_args": {"data_parallel_size": 2}}}, "data_parallel_size = 2 is not supported"),

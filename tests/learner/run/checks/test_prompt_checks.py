@@ -220,3 +220,26 @@ def test_rows_that_an_older_version_left_out_are_left_out_still(tmp_path: Path, 
     folder.mkdir(parents=True)
     (folder / "skipped_rows.json").write_text('[[3, "has 300 tokens"]]')
     assert read(tmp_path, model, resumed(tmp_path)).index.numbers.tolist() == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"question": "?"}, "has the keys ['question'], expected one of these: segments, messages,"),
+        (
+            {"messages": [{"role": "assistant", "content": "a"}]},
+            "has chat messages, and the model has no chat template",
+        ),
+        ({"segments": [{"text": "ab", "weight": 0.5}]}, "has the weight 0.5, and objective = sft takes 0 or 1."),
+        ({"input_ids": [1, 99999]}, "has the token 99999, and the model has"),
+    ],
+)
+def test_demonstration_that_cannot_be_learnt_is_named_with_its_file_and_line(
+    tmp_path: Path, model: Path, row: object, problem: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"text": "abc"}) + "\n" + json.dumps(row) + "\n")
+    of_rows = Settings.model_validate({"objective": "sft", "data": {"train": str(path)}})
+    with pytest.raises(SettingsError) as caught:
+        read_train_prompts(of_rows, model, new(tmp_path))
+    assert f"line 2, {problem}" in str(caught.value)

@@ -1,0 +1,52 @@
+"""Which demonstrations can be learnt: their form, the chat template, and the model's positions.
+
+The tokenizer runs in a process of its own, because it imports torch.
+"""
+
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from learner.data.prompt_reading import Refusal
+from learner.data.prompts import Prompt
+from learner.data.sft_forms import BadRowError
+from learner.data.sft_rows import RowEncoder
+
+
+class DemonstrationJudge:
+    """Returns the reasons why rows cannot be learnt."""
+
+    def __init__(self, model: Path, *, trust_remote_code: bool) -> None:
+        self._model = model
+        self._trust_remote_code = trust_remote_code
+        self._child = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._child.shutdown(cancel_futures=True)
+
+    def __call__(self, prompts: Sequence[Prompt]) -> list[Refusal | None]:
+        """Return the problem of each row, or None."""
+        rows = [prompt.columns for prompt in prompts]
+        problems = self._child.submit(find_problems, self._model, self._trust_remote_code, rows).result()
+        return [Refusal(problem) if problem else None for problem in problems]
+
+
+def find_problems(model: Path, trust_remote_code: bool, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the problem of each row, as a sentence; empty for a row that can be learnt."""
+    encoder = RowEncoder(model, trust_remote_code=trust_remote_code)
+    problems = []
+    for row in rows:
+        try:
+            encoder.encode(row)
+            problems.append("")
+        except BadRowError as error:
+            problems.append(f"{error}.")
+    return problems

@@ -1,0 +1,67 @@
+"""Runs that learn from rows without generating: they end well, and a killed one ends as an undisturbed one."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from learner import audit
+from tests.flow.flow_cluster import FlowCluster
+from tests.flow.user_run import Bring, Left, Ran, run
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+
+_NUM_ROWS = 8  # two in a step: four steps are an epoch
+
+
+def _settings(user: Bring) -> dict[str, object]:
+    rows = user.folder / "demonstrations.jsonl"
+    texts = [{"prompt": f"{i} + 1 =", "completion": f" {i + 1}"} for i in range(_NUM_ROWS)]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in texts), encoding="utf-8")
+    nobody = [{"name": "mine", "url": "http://127.0.0.1:9/nobody"}]
+    return {
+        "objective": "sft", "data.train": str(rows), "data.eval": "null", "rollout.group_size": 1,
+        "rewards.endpoints": nobody, "run.max_steps": 12, "learner.checkpoint_every_steps": 3,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: FlowCluster, user: Bring) -> Ran:
+    return run(cluster, user, "whole", **{key.replace(".", "__"): each for key, each in _settings(user).items()})
+
+
+def test_three_epochs_take_each_row_three_times_and_lower_the_loss_without_a_server(
+    whole: Ran, cluster: FlowCluster
+) -> None:
+    left = whole.left
+    assert left.trained == dict.fromkeys(range(1, 13), (2, 2))
+    assert left.most_often_trained == 3
+    losses = [line["policy/loss"] for line in left.metrics]
+    assert sum(losses[-4:]) < 0.8 * sum(losses[:4])
+    assert not [name for name in left.metrics[-1] if name.startswith(("reward/", "policy/ratio"))]
+    assert not cluster.actors("RolloutServer")
+    assert (left.folder / "report.html").is_file()
+    assert audit.main([str(left.folder)]) == 0
+
+
+def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(
+    cluster: FlowCluster, user: Bring, whole: Ran
+) -> None:
+    left = user.left("killed_rows")
+    options = user.options("killed_rows", _settings(user))
+    with cluster.running(*options) as first:
+        first.wait_until(lambda: left.last_step >= 4)
+        first.process.kill()
+        first.finished()
+    again = cluster.run(*options)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert [line["step"] for line in left.metrics] == list(range(1, 13))
+    assert audit.main([str(left.folder)]) == 0
+    expected, found = _weights(whole.left), _weights(left)
+    assert max(abs(expected[name] - found[name]).max() for name in expected) < 1e-6
+
+
+def _weights(left: Left) -> dict[str, object]:
+    model = left.folder / "checkpoints" / "latest" / "model"
+    return {key: each for path in sorted(Path(model).glob("*.safetensors")) for key, each in load_file(path).items()}
