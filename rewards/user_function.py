@@ -1,5 +1,6 @@
 """A user's reward function from `FILE.py[:NAME]` or `MODULE:NAME`, called as its own framework does (`calling`)."""
 
+import ast
 import asyncio
 import contextlib
 import importlib
@@ -17,6 +18,7 @@ from protocol.contained_tasks import contain_tasks
 from protocol.errors import OperatorError
 from protocol.http.bodies import BodyError
 from protocol.one_line import place_of
+from protocol.settings.paths import describe_shadowed
 from rewards.calling import Call, Form, form_of
 from rewards.sample import Sample, Score, ScorerFailure, make_sample
 
@@ -141,6 +143,9 @@ def _load_file(path: Path) -> Any:
         raise OperatorError(
             f"rewards: --function {path} is not a Python file. Expected FILE.py, FILE.py:NAME or MODULE:NAME."
         )
+    with contextlib.suppress(SyntaxError, ValueError):  # the import says what is wrong
+        if (shadowed := describe_shadowed(path, ast.parse(path.read_bytes()))) is not None:
+            raise OperatorError(f"rewards: --function {shadowed}")
     module = importlib.util.module_from_spec(specification)
     sys.modules[specification.name] = module
     # Like `python FILE.py`: files in its folder can be imported. A file may have the name of a package that it imports,

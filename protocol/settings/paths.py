@@ -4,6 +4,7 @@ A path becomes absolute when the settings are validated with the context {"folde
 a relative path starts in that folder. Without the context a path stays as it is.
 """
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -74,3 +75,24 @@ ModelPath = Annotated[str, AfterValidator(_model_path)]  # a folder, or a name o
 CodeName = Annotated[str, AfterValidator(_code_path)]  # FILE.py:name holds a path, every other name none
 EnvironmentName = Annotated[str, AfterValidator(_environment_path)]
 ResumePath = Annotated[str, AfterValidator(_path_or("auto", "never"))]
+
+
+_ROOMS = ("protocol", "rollout", "rewards", "retriever", "learner", "deploy")
+
+
+def describe_shadowed(path: Path, module: ast.Module) -> str | None:
+    """Return a sentence about a file that imports the user's rewards.py, for which Python takes Sluice's package.
+
+    path: the file; module: its code. Files in its folder and in the current one count. None: no such import.
+    """
+    names = set()
+    for statement in ast.walk(module):
+        if isinstance(statement, ast.Import):
+            names |= {alias.name for alias in statement.names}
+        elif isinstance(statement, ast.ImportFrom) and statement.level == 0 and statement.module:
+            names.add(statement.module)
+    for room in _ROOMS:
+        for folder in (path.parent, Path.cwd()):
+            if room in names and (own := folder / f"{room}.py").is_file():
+                return f"{path} imports {room}, which is Sluice's package and not {own}. Rename {own.name}."
+    return None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from protocol.errors import SettingsError
 from protocol.settings.did_you_mean import likeliest_value
-from protocol.settings.paths import environment_file
+from protocol.settings.paths import describe_shadowed, environment_file
 from protocol.settings.rollout import BUNDLED_ENVIRONMENTS, ENVIRONMENT_FORMS
 from protocol.settings.settings import Settings
 
@@ -66,6 +66,8 @@ def _check(setting: str, name: str | None, *, is_class: bool) -> None:
         ) from None
     except (SyntaxError, ValueError) as error:
         raise SettingsError(f"{problem}{where} is not Python: {error}.") from None
+    if (shadowed := describe_shadowed(Path(where), module)) is not None:
+        raise SettingsError(f"{problem}{shadowed}")
     if not any(_may_name(statement, own, is_class=is_class) for statement in module.body):
         kinds = ast.ClassDef if is_class else _FUNCTIONS
         found = [statement.name for statement in module.body if isinstance(statement, kinds)]

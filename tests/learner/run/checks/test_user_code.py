@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from learner.run.checks.user_code import check_user_code
-from protocol.errors import SettingsError
+from protocol.errors import OperatorError, SettingsError
 from protocol.settings.settings import Settings
+from rewards.user_function import UserFunction
 
 CODE = "class Game: ...\ndef centred(rewards, lengths): ...\nplain = lambda *tokens: tokens\n"
 
@@ -63,3 +64,16 @@ def test_program_of_agents_that_is_not_there_is_refused(tmp_path: Path, name: st
         check_user_code(of(tmp_path, "rollout.environment", name))
     assert str(caught.value).startswith("settings: rollout.environment = ")
     assert str(caught.value).endswith(problem)
+
+
+def test_own_code_that_imports_a_file_which_a_package_hides_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("def right(): ...\n")
+    own = tmp_path / "hidden.py"
+    own.write_text("import learner\nfrom rewards import right\nclass Game: ...\n")
+    sentence = f"{own} imports rewards, which is Sluice's package and not {tmp_path}/rewards.py. Rename rewards.py."
+    with pytest.raises(SettingsError) as caught:
+        check_user_code(of(tmp_path, "rollout.environment", "hidden.py:Game"))
+    assert str(caught.value).endswith(sentence)
+    with pytest.raises(OperatorError) as refused:
+        UserFunction(str(own))
+    assert str(refused.value) == f"rewards: --function {sentence}"
