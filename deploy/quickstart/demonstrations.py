@@ -28,8 +28,8 @@ class Recipe:
     invented_share: float = 0.7  # share of demonstrations about invented entities, 0 to 1
     two_hop_share: float = 0.25  # share of demonstrations with two searches
     careless_from: float = 0.88  # share of num_rows after which demonstrations are careless
-    guess_share: float = 0.30  # share of careless ones that answer without a search
-    wrong_field_share: float = 0.30  # share of those with a search that read another field
+    guess_share: float = 0.60  # share of careless ones that answer without a search
+    wrong_field_share: float = 0.20  # share of those with a search that read another field
     bad_query_share: float = 0.0  # share of those with a search that look for another entity
 
 
