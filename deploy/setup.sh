@@ -10,6 +10,7 @@ cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly PYTORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 readonly UV_PIN="uv==0.13.8"
+readonly NVIDIA_DRIVER=580  # oldest for CUDA 13, of which requirements-gpu.lock has the packages
 readonly LOG=.venv/setup.log
 readonly PROBE='
 import os, sys
@@ -37,6 +38,7 @@ main() {
         fail "the path $PWD has a space or a colon, and the engine cannot run there. Move the checkout to a path without."
     is_ready "$stamp" && return
     check_other_lock "$lock"
+    [[ $kind != gpu || -n ${SLUICE_LOCK:-} ]] || check_driver
     check_machine "$needed_gib"
     mkdir -p .venv 2>/dev/null || fail "$PWD cannot be written. Work in a clone of your own."
     # One set-up at a time; the next one finds the stamp. (.venv/.lock is uv's own: uv would wait for us.)
@@ -81,6 +83,15 @@ check_other_lock() {
 kind_of() {
     local name=${1#requirements-}
     echo "${name%.lock}"
+}
+
+check_driver() {
+    local driver
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null) || return 0
+    driver=${driver%%$'\n'*}
+    [[ $driver =~ ^[0-9]+[.] ]] && ((${driver%%.*} < NVIDIA_DRIVER)) || return 0
+    fail "the NVIDIA driver is $driver, and CUDA 13 needs $NVIDIA_DRIVER or newer. Update it, or set SLUICE_LOCK=gpu where" \
+        "NVIDIA's cuda-compat package is installed, or SLUICE_LOCK=cpu to use no GPU."
 }
 
 check_machine() {

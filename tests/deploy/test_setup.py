@@ -283,3 +283,12 @@ def test_folder_that_cannot_be_written_is_said(clone: Path) -> None:
         1,
         f"setup: {clone} cannot be written. Work in a clone of your own.\n",
     )
+
+
+@pytest.mark.parametrize(("driver", "is_refused"), [("550.54.15", True), ("580.65.06", False)])
+def test_driver_that_is_too_old_for_the_gpu_lock_is_refused(clone: Path, driver: str, is_refused: bool) -> None:
+    shutil.copy(ROOT / "requirements-gpu.lock", clone)
+    offer(clone, "nvidia-smi", f'[[ $1 == -L ]] && echo "GPU 0: H100" || echo {driver}')
+    said = set_up(clone).stderr
+    assert (f"the NVIDIA driver is {driver}, and CUDA 13 needs 580 or newer." in said) is is_refused
+    assert "NVIDIA driver" not in set_up(clone, SLUICE_LOCK="gpu").stderr
