@@ -11,7 +11,7 @@ text                                             all of it and its end token: co
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,9 +86,8 @@ def read_demonstrations(path: Path) -> list[Demonstration]:
     return found
 
 
-def describe_forms(rows: Sequence[Demonstration]) -> str:
+def describe_forms(counts: Counter[str]) -> str:
     """Return the number of rows of each form, such as `800 rows of prompt + response`."""
-    counts = Counter(row.form for row in rows)
     return ", ".join(f"{count:,} {'row' if count == 1 else 'rows'} of {form}" for form, count in counts.items())
 
 

@@ -4,6 +4,7 @@ The tokenizer runs in a process of its own, because it imports torch.
 """
 
 import multiprocessing
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -12,14 +13,15 @@ from typing import Any, Self
 
 from learner.data.prompt_reading import Refusal
 from learner.data.prompts import Prompt
-from learner.data.sft_forms import BadRowError
+from learner.data.sft_forms import BadRowError, recognise
 from learner.data.sft_rows import RowEncoder
 
 
 class DemonstrationJudge:
-    """Returns the reasons why rows cannot be learnt."""
+    """Returns the reasons why rows cannot be learnt. forms: numbers of the others, by form."""
 
     def __init__(self, model: Path, *, trust_remote_code: bool) -> None:
+        self.forms: Counter[str] = Counter()
         self._model = model
         self._trust_remote_code = trust_remote_code
         self._child = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
@@ -35,18 +37,21 @@ class DemonstrationJudge:
     def __call__(self, prompts: Sequence[Prompt]) -> list[Refusal | None]:
         """Return the problem of each row, or None."""
         rows = [prompt.columns for prompt in prompts]
-        problems = self._child.submit(find_problems, self._model, self._trust_remote_code, rows).result()
-        return [Refusal(problem) if problem else None for problem in problems]
+        found = self._child.submit(judge_rows, self._model, self._trust_remote_code, rows).result()
+        self.forms.update(form for form, problem in found if not problem)
+        return [Refusal(problem) if problem else None for _, problem in found]
 
 
-def find_problems(model: Path, trust_remote_code: bool, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the problem of each row, as a sentence; empty for a row that can be learnt."""
+def judge_rows(model: Path, trust_remote_code: bool, rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return the form and the problem of each row, as a sentence; the latter is empty for a row that can be learnt."""
     encoder = RowEncoder(model, trust_remote_code=trust_remote_code)
-    problems = []
+    found = []
     for row in rows:
+        form = problem = ""
         try:
+            form, _ = recognise(row)
             encoder.encode(row)
-            problems.append("")
         except BadRowError as error:
-            problems.append(f"{error}.")
-    return problems
+            problem = f"{error}."
+        found.append((form, problem))
+    return found

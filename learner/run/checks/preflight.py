@@ -3,6 +3,7 @@
 Imports neither torch nor transformers.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,4 +123,4 @@ def check_warm_start(settings: Settings) -> str | None:
             f"settings: policy.warm_start.data = {path} does not exist. Give a JSONL or Parquet file, or null for no "
             "warm start."
         )
-    return f"policy.warm_start.data has {describe_forms(read_demonstrations(Path(path)))}."
+    return f"policy.warm_start.data has {describe_forms(Counter(row.form for row in read_demonstrations(Path(path))))}."

@@ -10,6 +10,7 @@ from learner.data.prompt_index import PromptIndex
 from learner.data.prompt_order import order_name
 from learner.data.prompt_reading import RowName, UnusableRow, read_prompts
 from learner.data.prompt_set import PromptSet
+from learner.data.sft_forms import describe_forms
 from learner.disk.model_folder import find_model
 from learner.disk.run_folder import SKIPPED_ROWS, TRAIN_INDEX, SkippedRow, read_skipped, write_skipped
 from learner.run.checks.demonstration_judge import DemonstrationJudge
@@ -55,13 +56,7 @@ def read_train_prompts(settings: Settings, model: Path, start: RunStart) -> Trai
     data = settings.data
     before = read_skipped(start.checkpoint.path.parents[1]) if start.checkpoint else []
     without = [RowName(row.file, row.number) for row in before]
-    is_of_rows, trust = settings.objective == "sft", settings.policy.trust_remote_code
-    judging = (
-        DemonstrationJudge(model, trust_remote_code=trust)
-        if is_of_rows
-        else PromptJudge(model, settings, data.max_prompt_tokens)
-    )
-    with judging as judge:
+    with _judge_of(settings, model) as judge:
         index, unusable = read_prompts(data.train, data, judge, without)
     num_rows = len(index) + len(unusable)
     if unusable and start.checkpoint is not None:
@@ -74,15 +69,23 @@ def read_train_prompts(settings: Settings, model: Path, start: RunStart) -> Trai
     skipped = tuple(
         sorted([*before, *(SkippedRow(one.row.file, one.row.number, one.refusal.reason) for one in unusable)])
     )
-    notice = None
+    notice = ""
+    if isinstance(judge, DemonstrationJudge):
+        notice = f"data.train has {describe_forms(judge.forms)}. "
     if skipped:
         file, number, reason = skipped[0]
         of_file = f"{file} " if len(index.files) > 1 else ""
-        notice = (
+        notice += (
             f"{len(skipped)} of {len(index) + len(skipped)} rows of {in_words(data.train)} are left out: {of_file}line "
             f"{number} {reason} All of them: {SKIPPED_ROWS} in the run folder."
         )
-    return TrainPrompts(index, skipped, notice)
+    return TrainPrompts(index, skipped, notice.strip() or None)
+
+
+def _judge_of(settings: Settings, model: Path) -> DemonstrationJudge | PromptJudge:
+    if settings.objective == "sft":
+        return DemonstrationJudge(model, trust_remote_code=settings.policy.trust_remote_code)
+    return PromptJudge(model, settings, settings.data.max_prompt_tokens)
 
 
 def settings_of_epochs(settings: Settings) -> Settings:
@@ -90,7 +93,7 @@ def settings_of_epochs(settings: Settings) -> Settings:
     epochs, data = settings.run.max_epochs, settings.data
     if epochs is None:
         return settings
-    with PromptJudge(find_model(settings), settings, data.max_prompt_tokens) as judge:
+    with _judge_of(settings, find_model(settings)) as judge:
         index, _ = read_prompts(data.train, data, judge)
     steps = math.ceil(epochs * len(index) / settings.learner.groups_per_step)
     run = settings.run.model_copy(update={"max_steps": steps, "max_epochs": None})

@@ -91,6 +91,7 @@ def test_fine_tuning_is_planned_without_a_server(
     assert main(["--config", str(SHELF.parent / "sft.yaml"), *own]) == 0
     told = capsys.readouterr().out
     assert "supervised fine-tuning on data.train, without rollout servers" in " ".join(told.split())
+    assert "data.train has 1 row of text, 1 row of prompt + completion." in " ".join(told.split())
     assert "rollout server 0" not in told
 
 
