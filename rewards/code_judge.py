@@ -2,7 +2,8 @@
 
 Only the judge receives the test and the secret mark of a passed test, through stdin. In the test the code's functions
 and objects are proxies: a call goes through a pipe, and plain values come back. So code cannot pass by reading the
-test, by ending the process, or with objects that equal anything.
+test, by ending the process, or with objects that equal anything: two objects are equal if their contents are, and an
+object equals no plain value.
 
     stdin   {"code", "test", "call", "mark"}
     stdout  the mark, then the value of the call as JSON, after the test has passed
@@ -12,6 +13,7 @@ import builtins
 import ctypes
 import importlib
 import json
+import operator
 import os
 import re
 import signal
@@ -23,6 +25,7 @@ from typing import Any, TextIO
 _NOT_DUMPABLE = 4
 _EXIT_S = 5.0
 _BY_ITEMS: tuple[Any, ...] = (list, tuple, set, frozenset)
+_OPERATORS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 
 
 class Pipe:
@@ -33,6 +36,7 @@ class Pipe:
         self._sends_objects = sends_objects
         self._reading, self._writing = reading, writing
         self.own: list[Any] = []  # objects that stay in this process; the peer knows their numbers
+        self._numbers: dict[int, int] = {}  # id of each of them -> number
 
     def send(self, message: Any) -> None:
         self._writing.write(json.dumps(message) + "\n")
@@ -73,8 +77,10 @@ class Pipe:
             return ["own", value._sluice_number]
         if not self._sends_objects:
             raise TypeError("a test can pass plain values only")
-        self.own.append(value)
-        return ["remote", len(self.own) - 1]
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self.own)
+            self.own.append(value)
+        return ["remote", self._numbers[id(value)]]
 
     def decode(self, value: Any) -> Any:
         kind, content = value
@@ -122,6 +128,22 @@ class Remote:
     def __iter__(self) -> Any:
         return iter(self._sluice_do("list", (), {}))
 
+    def __hash__(self) -> int:
+        return self._sluice_number
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Remote or other._sluice_number == self._sluice_number:
+            return type(other) is Remote
+        contents = self._sluice_do("content", (), {})
+        return contents is not None and bool(contents == other._sluice_do("content", (), {}))
+
+    def _sluice_operate(self, name: str, *operands: Any) -> Any:
+        result = self._sluice_do("operate", (name, *operands), {})
+        # The code's own operator must not decide a comparison with a plain value.
+        if type(result) is not Remote and not all(type(each) is Remote for each in operands):
+            raise TypeError(f"{name} of an object and a plain value must return an object")
+        return result
+
     def _sluice_do(self, do: str, arguments: Any, keywords: Any) -> Any:
         pipe = self._sluice_pipe
         given = [pipe.encode(list(arguments)), pipe.encode(keywords)]
@@ -135,6 +157,20 @@ class Remote:
         return pipe.decode(reply["value"])
 
 
+for _name in _OPERATORS:
+    setattr(Remote, f"__{_name}__", lambda self, other, name=_name: self._sluice_operate(name, self, other))
+    setattr(Remote, f"__r{_name}__", lambda self, other, name=_name: self._sluice_operate(name, other, self))
+for _name in ("neg", "abs"):
+    setattr(Remote, f"__{_name}__", lambda self, name=_name: self._sluice_operate(name, self))
+
+
+def _content(value: Any) -> Any:
+    """Return what a copy of the object is made from; None for a class without equality."""
+    if getattr(type(value), "__eq__", None) is object.__eq__:
+        return None
+    return [list(part) if hasattr(part, "__next__") else part for part in value.__reduce_ex__(2)]
+
+
 _ACTIONS: dict[str, Any] = {
     "call": lambda value, *arguments, **keywords: value(*arguments, **keywords),
     "get": getattr,
@@ -144,6 +180,8 @@ _ACTIONS: dict[str, Any] = {
     "next": next,
     "item": lambda value, key: value[key],
     "list": list,
+    "content": _content,
+    "operate": lambda _, name, *operands: getattr(operator, f"__{name}__")(*operands),
 }
 
 
@@ -188,6 +226,7 @@ def worker() -> None:
 def main() -> None:
     ctypes.CDLL(None).prctl(_NOT_DUMPABLE, 0, 0, 0, 0)  # the worker runs as the same user and must not read this memory
     task = json.loads(sys.stdin.buffer.read())
+    os.ftruncate(0, 0)  # stdin is a file
     read_end, their_writing = os.pipe()
     their_reading, write_end = os.pipe()
     source = [__file__] if "__file__" in globals() else ["-c", sys.orig_argv[sys.orig_argv.index("-c") + 1]]

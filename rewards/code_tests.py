@@ -10,7 +10,7 @@ its JSON text, or an object with it as `ground_truth`:
 
 Names that judges of such tests import before the code are there too, such as List, deque and math.
 Code and test run in different processes (`code_judge`): statements can call functions and methods of the code with
-plain values. A test that passes functions to the code fails.
+plain values, and use operators between its objects but <. A test that passes functions to the code fails.
 """
 
 import asyncio
@@ -29,8 +29,12 @@ from protocol.errors import NeighbourError, OperatorError
 from protocol.sandbox.run import Limits, ProgramResult, Sandbox
 from rewards.sample import Sample, SampleError, Score, ScorerFailure
 
+# At the start of a line any text may follow the fence, such as "python title=x"; elsewhere a language only.
 # Possessive: a run of blanks behind a fence costs its length, not its square.
-_BLOCK = re.compile(r"(?<![`~])(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[ \t]*+\n(.*?)\1", re.DOTALL)
+_BLOCK = re.compile(
+    r"(^[-*+>\d.) \t]*+)?+(?<![`~])(`{3,}+|~{3,}+)((?(1)[^\n`]*+|[ \t]*+[\w+#.-]*+[ \t]*+))\n(.*?)\2",
+    re.DOTALL | re.MULTILINE,
+)
 _PYTHON = ("python", "python3", "py", "py3")
 _MAX_TESTS = 256
 _FRESH_S = 0.5
@@ -153,9 +157,11 @@ class CodeScorer:
 
 def code_of(response: str) -> str | None:
     """Return the code of a response, or None. Responses often end with sample output in a block without language."""
-    blocks: list[tuple[str, str, str]] = _BLOCK.findall(response.replace("\r\n", "\n"))
-    python = [code for _, language, code in blocks if language.lower() in _PYTHON]
-    unnamed = [code for _, language, code in blocks if not language]
+    blocks = [
+        (re.findall(r"[\w+#-]+", info), code) for *_, info, code in _BLOCK.findall(response.replace("\r\n", "\n"))
+    ]
+    python = [code for words, code in blocks if words and words[0].lower() in _PYTHON]
+    unnamed = [code for words, code in blocks if not words]
     found = next(reversed(python or unnamed), None)
     return None if found is None else textwrap.dedent(found)  # a block in a list is indented
 

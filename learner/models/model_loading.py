@@ -52,6 +52,7 @@ def build_model(auto_class: Any, settings: PolicySettings) -> Any:
     varlen_attention.register()
     config = AutoConfig.from_pretrained(settings.model_dir, trust_remote_code=settings.trust_remote_code)
     turn_off_dropout(config)
+    use_engines_positions(config, settings.max_tokens)
     if settings.router_aux_loss:
         config.output_router_logits = True
     form: dict[str, Any] = {
@@ -136,6 +137,16 @@ def turn_off_dropout(config: Any) -> None:
             setattr(config, name, 0.0)
         elif hasattr(value, "to_dict"):
             turn_off_dropout(value)
+
+
+def use_engines_positions(config: Any, max_tokens: int) -> None:
+    """Give short texts the long factors of LongRoPE where a text may need them: vLLM has one set for all texts.
+
+    max_tokens: rollout.max_context_tokens. transformers chooses the factors by the longest text of each micro-batch.
+    """
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope" and max_tokens > rope["original_max_position_embeddings"]:
+        rope["short_factor"] = rope["long_factor"]
 
 
 def router_loss_of(model: Any, weight: float) -> RouterLoss:

@@ -155,6 +155,7 @@ def _enter(spec: dict[str, Any], program: bytes) -> None:
         _bind(root, path)
     for name in ("proc", "old", _WORK[1:]):
         os.makedirs(f"{root}/{name}", exist_ok=True)
+    os.symlink("/proc/self/fd/0", f"{root}/dev/stdin")
     _mount(
         "tmpfs",
         root + _WORK,

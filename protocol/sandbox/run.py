@@ -18,7 +18,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.one_line import one_line
@@ -90,9 +90,9 @@ class Sandbox:
         report = os.memfd_create("report")
         try:
             async with self._slots:
-                process = await self._start(program, limits, report)
+                process = await self._start(program, stdin, limits, report)
                 try:
-                    result = await _watch(process, stdin, limits)
+                    result = await _watch(process, limits)
                 finally:
                     _kill(process)
                     await _wait_until_gone(process)
@@ -107,23 +107,18 @@ class Sandbox:
             )
         return result
 
-    async def _start(self, program: str, limits: Limits, report: int) -> Process:
-        file = os.memfd_create("program")
-        try:
-            with open(file, "wb", closefd=False) as written:
-                written.write(program.encode(errors="replace"))
-            os.lseek(file, 0, os.SEEK_SET)
+    async def _start(self, program: str, stdin: bytes, limits: Limits, report: int) -> Process:
+        with contextlib.ExitStack() as files:
+            file = files.enter_context(_open_with(program.encode(errors="replace"))).fileno()
             return await asyncio.create_subprocess_exec(
                 *(self._python, "-I", "-S", "-B", str(_INSIDE), json.dumps(self._spec(file, report, limits))),
-                stdin=PIPE,
+                stdin=files.enter_context(_open_with(stdin)),
                 stdout=PIPE,
                 stderr=PIPE,
                 pass_fds=[file, report],
                 env={},
                 start_new_session=True,
             )
-        finally:
-            os.close(file)
 
     def _spec(self, file: int, report: int, limits: Limits) -> dict[str, object]:
         visible = [path for path in _VISIBLE if os.path.lexists(path)]
@@ -143,12 +138,19 @@ class Sandbox:
         }
 
 
-async def _watch(process: Process, stdin: bytes, limits: Limits) -> ProgramResult:
+def _open_with(content: bytes) -> BinaryIO:
+    """Return a file in memory at its start. A program may seek in it, and open it again as /dev/stdin."""
+    file = open(os.memfd_create("sandbox"), "w+b")  # noqa: SIM115
+    file.write(content)
+    file.seek(0)
+    return file
+
+
+async def _watch(process: Process, limits: Limits) -> ProgramResult:
     """Return the result of a process once it ends or exceeds a limit."""
     assert process.stdout is not None
     assert process.stderr is not None
     printed, errors = bytearray(), bytearray()
-    feeding = asyncio.ensure_future(_write_stdin(process, stdin))
     outputs = ((process.stdout, printed), (process.stderr, errors))
     reading = [asyncio.ensure_future(_read(stream, into, limits.output_bytes)) for stream, into in outputs]
     ending = asyncio.ensure_future(_end(process, reading))
@@ -163,9 +165,9 @@ async def _watch(process: Process, stdin: bytes, limits: Limits) -> ProgramResul
         how = "output"
     finally:
         # Each by itself: cancelling a gather that has failed does not cancel the rest of it.
-        for task in (*reading, feeding, ending):
+        for task in (*reading, ending):
             task.cancel()
-        await asyncio.gather(*reading, feeding, ending, return_exceptions=True)
+        await asyncio.gather(*reading, ending, return_exceptions=True)
     return ProgramResult(_text(printed), _text(errors), how, code if code >= 0 else 128 - code)
 
 
@@ -210,17 +212,6 @@ async def _read(stream: asyncio.StreamReader, into: bytearray, most: int) -> Non
             raise _TooMuchOutput
 
 
-async def _write_stdin(process: Process, stdin: bytes) -> None:
-    assert process.stdin is not None
-    try:
-        process.stdin.write(stdin)
-        await process.stdin.drain()
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # the program does not read stdin
-    finally:
-        process.stdin.close()
-
-
 def _kill(process: Process) -> None:
     """Kill a process group. With the first process of a PID namespace the kernel kills the others."""
     with contextlib.suppress(ProcessLookupError):
@@ -232,15 +223,12 @@ async def _wait_until_gone(process: Process) -> None:
 
     asyncio reports the end of a process only after its pipes are closed. A full pipe closes only if it is drained.
     """
-    assert process.stdin is not None
     try:
         # Without isolation a process that left the group may hold them open.
         async with asyncio.timeout(_DRAIN_S):
             for stream in (process.stdout, process.stderr):
                 while stream is not None and await stream.read(1 << 16):
                     pass
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                await process.stdin.wait_closed()
     except TimeoutError:
         process._transport.close()  # type: ignore[attr-defined]  # asyncio has no public way to close the pipes
     await process.wait()

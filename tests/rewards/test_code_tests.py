@@ -37,6 +37,12 @@ async def _scored(sandbox: Sandbox, code: str, label: Any, test_timeout_s: float
 LABELS: dict[str, tuple[str, Any]] = {
     "inputs and outputs": (READS, {"inputs": ["3\n", "4\n"], "outputs": ["9\n", "16"]}),
     "the same as text": (READS, json.dumps({"inputs": ["3\n"], "outputs": ["9\n"]})),
+    "a program that reads files": (
+        "import sys\na = open('/dev/stdin').read()\nb = sys.stdin.readlines()\nsys.stdin.seek(0)\n"
+        "c = sys.stdin.buffer.read()\nsys.stdin.seek(0)\nassert [a] == b == [c.decode()]\n"
+        "print(int(open(0).read()) ** 2)",
+        {"inputs": ["3\n"], "outputs": ["9\n"]},
+    ),
     "a ground truth": (READS, {"style": "rule", "ground_truth": json.dumps({"inputs": ["3"], "outputs": ["9"]})}),
     "a function": (SQUARE, {"inputs": [[3], [4]], "outputs": [9, 16], "fn_name": "square"}),
     "values in lists": (SQUARE, {"inputs": [[3], [4]], "outputs": [[9], [16]], "fn_name": "square"}),
@@ -92,6 +98,13 @@ CHEATS = {
 class A:
     __sub__ = __rsub__ = __abs__ = lambda self, *other: self
     __lt__ = __le__ = __gt__ = __ge__ = lambda self, other: True
+square = lambda x: A()
+""",
+    "operators that give what is wanted": """
+class A:
+    __eq__ = lambda self, other: True
+    __sub__ = __rsub__ = lambda self, other: 0.0
+    __abs__ = lambda self: 0.0
 square = lambda x: A()
 """,
     "reads the test": """
@@ -150,6 +163,13 @@ SOUND = {
         "class Stack:\n    def __init__(self): self.held = []\n    def push(self, x): self.held.append(x)\n"
         "    def __len__(self): return len(self.held)\n    def __getitem__(self, i): return self.held[i]",
         "s = Stack()\ns.push(4)\ns.push(x=5)\nassert len(s) == 2 and s[1] == 5 and s.held == [4, 5]",
+    ),
+    "equality and operators of its objects": (
+        "import dataclasses, enum, fractions\n@dataclasses.dataclass\nclass V:\n    x: list\n"
+        "    def __add__(self, other): return V(self.x + other.x)\n    def __mul__(self, n): return V(self.x * n)\n"
+        "class C(enum.Enum):\n    A, B = 1, 2\nf = lambda n: V([C.A] * n)\nF = fractions.Fraction\nnode = object()",
+        "assert f(1) + f(1) == f(1) * 2 == V([C.A, C.A]) != V([C.A, C.B]) and f(2) in [f(1), f(2)]\n"
+        "assert F(1, 2) + F(1, 3) == F(5, 6) and node == node and V([1]) != [1]",
     ),
     "an error": (
         "def f(x):\n    raise ValueError(f'no {x}')",
@@ -217,6 +237,10 @@ def test_last_block_of_python_is_the_code() -> None:
     assert code_of("```c++\nf;\n```") is None
     assert code_of("~~~py3\nh\n~~~") == "h\n"
     assert code_of("```python\r\ni\r\n```\r\n") == "i\n"
+    assert code_of("1. ```python3 {linenos} title='k'\nk\n```\n```text of=k\n9\n```") == "k\n"
+    assert code_of("```{.python}\nl\n```") == "l\n"
+    assert code_of("```js title=m\nm\n```\nor ``` as in\n```PYTHON:n.py\nn\n```") == "n\n"
+    assert code_of("``` \no\n```") == "o\n"
     assert code_of('````python3\nj = "```"\n````') == 'j = "```"\n'
 
 

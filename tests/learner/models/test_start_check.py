@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from learner.models import own_code
-from learner.models.model_loading import turn_off_dropout
+from learner.models.model_loading import turn_off_dropout, use_engines_positions
 from learner.models.shallow import shallow_config
 from learner.models.start_check import Comparison, check_model, compare
 from protocol.errors import OperatorError
@@ -52,15 +52,16 @@ def test_chunks_in_the_mask_are_refused_for_texts_longer_than_a_chunk(num_tokens
     assert outcome_of(compare(config, "language model", num_tokens)) == outcome
 
 
-@pytest.mark.parametrize(("num_tokens", "outcome"), [(24, EXACT), (60, ALONE)])
-def test_positions_of_a_long_trajectory_change_those_beside_it_past_the_first_length(
-    num_tokens: int, outcome: str
+@pytest.mark.parametrize(("max_tokens", "outcome"), [(24, ALONE), (60, EXACT)])
+def test_short_texts_have_the_long_factors_of_positions_where_a_text_may_pass_the_first_length(
+    max_tokens: int, outcome: str
 ) -> None:
     num_factors = _BASE["hidden_size"] // _BASE["num_attention_heads"] // 2
     scaling = {"rope_type": "longrope", "short_factor": [1.0] * num_factors, "long_factor": [4.0] * num_factors}
     given = {**_BASE, "original_max_position_embeddings": 32, "rope_scaling": scaling, "pad_token_id": 0}
     config = transformers.Phi3Config(**given)
-    assert outcome_of(compare(config, "language model", num_tokens)) == outcome
+    use_engines_positions(config, max_tokens)
+    assert outcome_of(compare(config, "language model", 60)) == outcome
 
 
 def test_text_is_longer_than_the_positions_that_a_model_without_scaling_would_have() -> None:

@@ -78,7 +78,7 @@ async def test_flood_of_output_is_cut(sandbox: Sandbox, stream: str) -> None:
 
 async def test_program_with_a_full_pipe_is_gone_after_its_kill(sandbox: Sandbox) -> None:
     report = os.memfd_create("report")
-    process = await sandbox._start("while True: print('x' * 1000)", ROOMY, report)
+    process = await sandbox._start("while True: print('x' * 1000)", b"", ROOMY, report)
     os.close(report)
     assert process.stdout is not None
     async with asyncio.timeout(60.0):
