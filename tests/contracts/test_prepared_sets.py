@@ -115,6 +115,11 @@ def test_prepared_row_is_leased_and_scored(tmp_path: Path, name: str) -> None:
             "line 1 has no \\boxed{} in its solution: '\\\\boxed{}'.",
         ),
         ("math", {"problem": "a?", "solution": "It is 4."}, "line 1 has no \\boxed{} in its solution: 'It is 4.'."),
+        (
+            "math",
+            {"problem": "\ud83d?", "solution": "\\boxed{4}"},
+            "line 1 has '\\ud83d', half of a character. Remove it or write it whole.",
+        ),
         ("math", {"question": "a?"}, "line 1 has problem = None, expected text. Its columns are ['question']."),
         (
             "nq_search",

@@ -1,6 +1,7 @@
 """The command `sluice prepare-data NAME --from FILES --to FOLDER`: a set's own files -> rows that run."""
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -99,8 +100,14 @@ def _prepared_rows(files: Sequence[RowFile], known: KnownSet, split: str, data_s
     for file in files:
         for row in each_row(file.path):
             try:
-                prepared = known.read(row.content)
+                made = verl_row(known.read(row.content), data_source, known.ability, split, index)
+                json.dumps(made, ensure_ascii=False).encode()
             except SettingsError as error:
                 raise SettingsError(f"data: {file.path} line {row.number} {error}") from None
-            yield verl_row(prepared, data_source, known.ability, split, index)
+            except UnicodeEncodeError as error:
+                half = ascii(error.object[error.start])
+                raise SettingsError(
+                    f"data: {file.path} line {row.number} has {half}, half of a character. Remove it or write it whole."
+                ) from None
+            yield made
             index += 1
