@@ -25,6 +25,7 @@ from typing import Any, TextIO
 _NOT_DUMPABLE = 4
 _EXIT_S = 5.0
 _BY_ITEMS: tuple[Any, ...] = (list, tuple, set, frozenset)
+_SCALING = ("mul", "matmul", "truediv", "pow")
 _OPERATORS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 
 
@@ -129,7 +130,7 @@ class Remote:
         return iter(self._sluice_do("list", (), {}))
 
     def __hash__(self) -> int:
-        return self._sluice_number
+        return int(self._sluice_do("hash", (), {}))
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not Remote or other._sluice_number == self._sluice_number:
@@ -138,9 +139,13 @@ class Remote:
         return contents is not None and bool(contents == other._sluice_do("content", (), {}))
 
     def _sluice_operate(self, name: str, *operands: Any) -> Any:
+        plain = [each for each in operands if type(each) is not Remote]
+        is_sum = name == "add" and type(operands[0]) is int and operands[0] == 0  # sum() begins with 0
+        # The code's own operator must not decide a comparison with a plain value, such as abs(f(2) - 3.5) < 1e-6.
+        if plain and not (is_sum or name in _SCALING):
+            raise TypeError(f"{name} of an object and a plain value could compare them")
         result = self._sluice_do("operate", (name, *operands), {})
-        # The code's own operator must not decide a comparison with a plain value.
-        if type(result) is not Remote and not all(type(each) is Remote for each in operands):
+        if plain and type(result) is not Remote:
             raise TypeError(f"{name} of an object and a plain value must return an object")
         return result
 
@@ -181,6 +186,7 @@ _ACTIONS: dict[str, Any] = {
     "item": lambda value, key: value[key],
     "list": list,
     "content": _content,
+    "hash": hash,
     "operate": lambda _, name, *operands: getattr(operator, f"__{name}__")(*operands),
 }
 

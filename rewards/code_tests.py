@@ -29,10 +29,11 @@ from protocol.errors import NeighbourError, OperatorError
 from protocol.sandbox.run import Limits, ProgramResult, Sandbox
 from rewards.sample import Sample, SampleError, Score, ScorerFailure
 
-# At the start of a line any text may follow the fence, such as "python title=x"; elsewhere a language only.
+# At the start of a line options may follow the language, such as "python title=x" or "python {linenos}".
 # Possessive: a run of blanks behind a fence costs its length, not its square.
 _BLOCK = re.compile(
-    r"(^[-*+>\d.) \t]*+)?+(?<![`~])(`{3,}+|~{3,}+)((?(1)[^\n`]*+|[ \t]*+[\w+#.-]*+[ \t]*+))\n(.*?)\2",
+    r"(^[-*+>\d.) \t]*+)?+(?<![`~])(`{3,}+|~{3,}+)([ \t]*+[\w+#.-]*+[ \t]*+"
+    r"(?(1)(?:[^\s=:`{]*(?:[={]|:(?=\S))[^\n`]*+)?))\n(.*?)\2",
     re.DOTALL | re.MULTILINE,
 )
 _PYTHON = ("python", "python3", "py", "py3")

@@ -12,7 +12,6 @@ text                                             all of it and its end token: co
 import json
 from collections import Counter
 from collections.abc import Callable
-from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +22,8 @@ Messages = list[dict[str, Any]]
 
 _ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
 _OWN_ROLES = ("system", "user", "assistant", "tool")
+_MAX_WEIGHT = 1e9
+_MAX_TOKEN = 2**31 - 1
 _PREFERENCES = ("chosen", "rejected", "rejected_response", "rejected_messages", "kto_tag")
 
 
@@ -94,11 +95,15 @@ def describe_forms(counts: Counter[str]) -> str:
 def recognise(row: dict[str, Any]) -> tuple[str, Content]:
     """Return a row's form, in words, and its content. Raises: BadRowError."""
     row = {key: each for key, each in row.items() if each is not None}  # Parquet has every column in every row
+    try:
+        json.dumps(row, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise BadRowError(f"has {error.object[error.start]!a}, half of a character") from None
     if is_preference := [key for key in _PREFERENCES if key in row]:
         raise BadRowError(f"has the column {is_preference[0]!r}: it compares answers, and fine-tuning learns every one")
     for columns, read in _FORMS:
         if all(column in row for column in columns):
-            if isinstance(row.get("label"), bool):
+            if row.get("label") in (True, False, "true", "false", "True", "False"):
                 raise BadRowError("has a label that is true or false: fine-tuning would learn the bad answers too")
             return " + ".join(columns), read(row)
     expected = ", ".join(" + ".join(columns) for columns, _ in _FORMS)
@@ -133,8 +138,8 @@ def _share_gpt(row: dict[str, Any]) -> Chat:
         if role not in _OWN_ROLES:
             expected = ", ".join([*_ROLES, *_OWN_ROLES])
             raise BadRowError(f"conversations[{i}].from is {name!r}, expected one of {expected}")
-        weight = {"weight": each["weight"]} if each.get("weight") is not None else {}
-        messages.append({"role": role, "content": each.get("value", each.get("content")), **weight})
+        others = {key: value for key, value in each.items() if key not in ("from", "role", "value", "content")}
+        messages.append({"role": role, "content": each.get("value", each.get("content")), **others})
     return _learn_answers(_checked_messages(messages, "conversations"), _tools(row))
 
 
@@ -169,6 +174,8 @@ def _answer_of(prompt_key: str, answer_key: str) -> Callable[[dict[str, Any]], C
 
 def _tokens(row: dict[str, Any]) -> Tokens:
     ids = _integers(row, "input_ids", None)
+    if beyond := [each for each in ids if not 0 <= each <= _MAX_TOKEN]:
+        raise BadRowError(f"has the token {beyond[0]}, expected numbers of tokens")
     kept = _integers(row, "attention_mask", len(ids)) if "attention_mask" in row else [1] * len(ids)
     weights = [1.0] * len(ids)
     if "labels" in row:
@@ -209,14 +216,16 @@ def _learn_answers(messages: Messages, tools: list[Any] | None) -> Chat:
 
 
 def _message_weight(i: int, message: dict[str, Any]) -> float:
-    if message["role"] != "assistant" or message.get("loss") is False:
+    if (loss := message.get("loss", True)) not in (True, False):
+        raise BadRowError(f"messages[{i}].loss is {loss!r}, expected true or false")
+    if message["role"] != "assistant" or not loss:
         return 0.0
     key = "loss_scale" if "loss_scale" in message else "weight"
     return _checked_weight(message.get(key, 1.0), f"messages[{i}].{key}")
 
 
 def _checked_weight(weight: Any, name: str) -> float:
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not (isfinite(weight) and weight >= 0):
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= _MAX_WEIGHT:
         raise BadRowError(f"{name} is {weight!r}, expected a number of at least 0")
     return float(weight)
 

@@ -125,7 +125,9 @@ def _completion_segments(content: Completion, tokenizer: "PreTrainedTokenizerBas
     if not isinstance(prompt, str):
         prompt = _render(prompt, content.tools, tokenizer, add_generation_prompt=True)
     end = str(tokenizer.eos_token or "")
-    return [Segment(prompt, 0.0, is_start=is_text), Segment(content.response, 1.0), Segment(end, 1.0)]
+    # A text that a template has written ends so already.
+    last = [] if end and content.response.endswith(end) else [Segment(end, 1.0)]
+    return [Segment(prompt, 0.0, is_start=is_text), Segment(content.response, 1.0), *last]
 
 
 def _chat_segments(content: Chat, tokenizer: "PreTrainedTokenizerBase") -> list[Segment]:

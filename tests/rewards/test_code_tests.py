@@ -103,8 +103,9 @@ square = lambda x: A()
     "operators that give what is wanted": """
 class A:
     __eq__ = lambda self, other: True
-    __sub__ = __rsub__ = lambda self, other: 0.0
+    __sub__ = __rsub__ = __xor__ = lambda self, other: A()
     __abs__ = lambda self: 0.0
+    __len__ = lambda self: 0
 square = lambda x: A()
 """,
     "reads the test": """
@@ -145,7 +146,7 @@ square = lambda x: -1
 
 @pytest.mark.parametrize("way", CHEATS)
 async def test_code_passes_by_its_values_only(sandbox: Sandbox, way: str) -> None:
-    label = ["assert square(3) == 9", "assert abs(square(2.5) - 6.25) < 1e-6 and all([square(1) == 1])"]
+    label = ["assert square(3) == 9", "assert abs(square(2.5) - 6.25) < 1e-6 and all([not square(1) ^ {1}])"]
     score = await _scored(sandbox, CHEATS[way], label)
     assert (score.reward, score.score) == (0.0, 0.0)
 
@@ -169,7 +170,8 @@ SOUND = {
         "    def __add__(self, other): return V(self.x + other.x)\n    def __mul__(self, n): return V(self.x * n)\n"
         "class C(enum.Enum):\n    A, B = 1, 2\nf = lambda n: V([C.A] * n)\nF = fractions.Fraction\nnode = object()",
         "assert f(1) + f(1) == f(1) * 2 == V([C.A, C.A]) != V([C.A, C.B]) and f(2) in [f(1), f(2)]\n"
-        "assert F(1, 2) + F(1, 3) == F(5, 6) and node == node and V([1]) != [1]",
+        "assert F(1, 2) + F(1, 3) == F(5, 6) and node == node and V([1]) != [1]\n"
+        "assert {F(1, 2), F(1, 2)} == {F(1, 2)} and sum([F(1, 2), F(1, 2)]) == F(1, 1)",
     ),
     "an error": (
         "def f(x):\n    raise ValueError(f'no {x}')",
@@ -239,6 +241,8 @@ def test_last_block_of_python_is_the_code() -> None:
     assert code_of("```python\r\ni\r\n```\r\n") == "i\n"
     assert code_of("1. ```python3 {linenos} title='k'\nk\n```\n```text of=k\n9\n```") == "k\n"
     assert code_of("```{.python}\nl\n```") == "l\n"
+    for prose in ("``` marks code.\n", "``` So the code is:\n", "- ``` Note: a block\n", ""):
+        assert code_of(f"{prose}```python\no\n```\n```python output\n9\n```") == "o\n"
     assert code_of("```js title=m\nm\n```\nor ``` as in\n```PYTHON:n.py\nn\n```") == "n\n"
     assert code_of("``` \no\n```") == "o\n"
     assert code_of('````python3\nj = "```"\n````') == 'j = "```"\n'

@@ -32,6 +32,7 @@ class BornReady:
             self._groups.lease(group, SOURCE, version, now, LeaseStamp(*self._run, 0, self._number), [])
             row = self._encoder.encode(group.prompt.columns)
             self._groups.accept(group, trajectory_of(group, row, version, self._run[1]))
+        self._groups.held_by(SOURCE)  # forgets the groups that are back
 
 
 def trajectory_of(group: Group, row: SftRow, version: int, incarnation: int) -> Trajectory:

@@ -95,7 +95,7 @@ def settings_of_epochs(settings: Settings) -> Settings:
         return settings
     with _judge_of(settings, find_model(settings)) as judge:
         index, _ = read_prompts(data.train, data, judge)
-    steps = math.ceil(epochs * len(index) / settings.learner.groups_per_step)
+    steps = math.ceil(round(epochs * len(index) / settings.learner.groups_per_step, 9))
     run = settings.run.model_copy(update={"max_steps": steps, "max_epochs": None})
     return settings.model_copy(update={"run": run})
 

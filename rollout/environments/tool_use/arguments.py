@@ -40,7 +40,7 @@ def fit_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> di
     if not takes_any and (unknown := [name for name in arguments if name not in properties]):
         known = f"it has {', '.join(properties)}" if properties else "it has none"
         raise ToolRefusal(f"there is no argument {unknown[0][:100]}: {known}")
-    fitted = {name: _fit(name, value, properties.get(name) or {}) for name, value in arguments.items()}
+    fitted = {name: _fit(name, value, _schema_of(properties, name)) for name, value in arguments.items()}
     check_json(fitted)
     return fitted
 
@@ -55,7 +55,7 @@ def parse_texts(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict
     parsed = {}
     for name, value in arguments.items():
         try:
-            wanted = properties.get(name) or {}
+            wanted = _schema_of(properties, name)
             parsed[name] = _fit(name, value, wanted) if isinstance(value, str) else _fit_inside(value, wanted)
         except ToolRefusal:
             parsed[name] = value
@@ -102,16 +102,23 @@ def _fit_inside(value: Any, wanted: Mapping[str, Any]) -> Any:
     alternatives = wanted.get("anyOf") or wanted.get("oneOf") or ()
     forms = [form for form in (wanted, *alternatives) if isinstance(form, Mapping)]
     if isinstance(value, list):
-        items = _first_schema(forms, "items")
+        items = {} if any("prefixItems" in form for form in forms) else _only_schema(forms, "items")
         return [_fit_part(part, items) for part in value]
     if isinstance(value, dict):
-        properties, others = _first_schema(forms, "properties"), _first_schema(forms, "additionalProperties")
+        properties, others = _only_schema(forms, "properties"), _only_schema(forms, "additionalProperties")
         return {name: _fit_part(part, properties.get(name, others)) for name, part in value.items()}
     return value
 
 
-def _first_schema(forms: Iterable[Mapping[str, Any]], key: str) -> Mapping[str, Any]:
-    return next((form[key] for form in forms if isinstance(form.get(key), Mapping)), {})
+def _only_schema(forms: Iterable[Mapping[str, Any]], key: str) -> Mapping[str, Any]:
+    """Return the schema of a key; an empty one where alternatives have several: a text may fit each of them."""
+    having = [form[key] for form in forms if isinstance(form.get(key), Mapping)]
+    return having[0] if len(having) == 1 else {}
+
+
+def _schema_of(properties: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    wanted = properties.get(name)
+    return wanted if isinstance(wanted, Mapping) else {}  # true: anything
 
 
 def _fit_part(value: Any, wanted: Any) -> Any:
@@ -128,7 +135,9 @@ def _fit_part(value: Any, wanted: Any) -> Any:
 def _readings(text: str) -> Iterator[Any]:
     """Yield the values that a text may stand for: JSON, then Python, in which Qwen3-Coder's template writes values."""
     with suppress(ValueError, RecursionError):
-        yield json.loads(text)
+        parsed = json.loads(text)
+        json.dumps(parsed, allow_nan=False)  # NaN and 1e999 are no JSON
+        yield parsed
     word = text.strip().lower()
     if word in _WORDS:
         yield _WORDS[word]

@@ -82,6 +82,11 @@ FORMS = [
         {"system": "z", "conversations": [{"from": "observation", "value": "q"}, {"from": "gpt", "value": "w"}]},
         [("<s>z.<t>q.<a>", 0.0), ("w.", 1.0)],
     ),
+    (
+        {"conversations": [_ASKED, {**_SAID, "loss": False}, _ASKED, {**_SAID, "loss_scale": 1.0}]},
+        [("<u>q.<a>w.<u>q.<a>", 0.0), ("w.", 1.0)],
+    ),
+    ({"prompt": "2+2=", "response": "4<eos>"}, [("2+2=", 0.0), ("4<eos>", 1.0)]),
     ({"instruction": "q", "output": "w"}, _ANSWERED),
     ({"instruction": "e", "input": "", "output": "r", "history": [["q", "w"]]}, _TWICE),
     ({"instruction": "q", "input": "e", "output": "w", "system": "z"}, [("<s>z.<u>q\ne.<a>", 0.0), ("w.", 1.0)]),
@@ -185,6 +190,11 @@ def test_blank_lines_are_no_rows_and_keep_the_count(tmp_path: Path, model: Path)
         ({"question": "x"}, ": has the keys ['question'], expected one of these: segments, messages, conversations,"),
         ({"chosen": "a", "rejected": "b"}, ": has the column 'chosen': it compares answers"),
         ({"prompt": "a", "completion": "b", "label": False}, ": has a label that is true or false"),
+        ({"prompt": "a", "completion": "b", "label": 0}, ": has a label that is true or false"),
+        ({"messages": [_ASKED, {**_SAID, "loss": "false"}]}, ": messages[1].loss is 'false', expected true or false"),
+        ({"text": "\ud83d"}, ": has '\\ud83d', half of a character"),
+        ({"input_ids": [5, 2**40]}, ": has the token 1099511627776, expected numbers of tokens"),
+        ({"segments": [{"text": "a", "weight": 10**400}]}, ": segments[0].weight is 1000000"),
         ({"text": 1}, ": text is 1, expected a string"),
         ({"prompt": "a", "completion": [_SAID]}, ": completion is [{'role': 'assistant', 'content': 'w'}], expected"),
         (

@@ -55,10 +55,14 @@ def test_texts_inside_lists_and_objects_become_the_types_that_the_schema_names(f
     schema = {"function": {"parameters": {"properties": fields}}}
     given = {"k": [{"x": "1.5", "name": "2", "z": "3"}, {"x": "far"}], "m": ["1", None, "one"]}
     wanted = {"k": [{"x": 1.5, "name": "2", "z": "3"}, {"x": "far"}], "m": [1, None, "one"]}
+    fields["either"] = {"anyOf": [{"items": {"type": "integer"}}, {"items": {"type": "string"}}]}
+    fields["first"] = {"prefixItems": [{"type": "string"}], "items": {"type": "integer"}}
+    as_written = {"either": ["1"], "first": ["1"], "any": ["1"]}
+    assert fit(as_written, {"function": {"parameters": {"properties": {**fields, "any": True}}}}) == as_written
     assert fit(given, schema) == fit({"k": json.dumps(given["k"]), "m": given["m"]}, schema) == wanted
 
 
-@pytest.mark.parametrize("value", ["[b'a']", "{1: {2}}", "[" * 9000, "__import__('os')", "[1e999]", "{[]: 1}"])
+@pytest.mark.parametrize("value", ["[b'a']", "{1: {2}}", "[" * 9000, "__import__('os')", "[1e999]", "{[]: 1}", "[NaN]"])
 def test_text_that_json_cannot_carry_does_not_become_a_list(value: str) -> None:
     with pytest.raises(ToolRefusal):
         fit_arguments({"text": "a", "list": value}, SCHEMA)
