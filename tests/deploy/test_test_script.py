@@ -1,4 +1,4 @@
-"""deploy/test.sh: both lanes run, both outputs are shown, one line counts all; a failure in either is its status.
+"""deploy/test.sh: all lanes run, their outputs are shown, one line counts all; a failure in any is its status.
 
 A test that fails is run once more.
 """
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """
-import atexit, os, pytest
+import os, pytest
 
 @pytest.mark.stack
 def test_of_the_stack():
@@ -22,11 +22,7 @@ def test_of_the_stack():
 @pytest.mark.stack
 @pytest.mark.ranks
 def test_of_ranks(tmp_path):
-    assert "unit" in tmp_path.parts
-
-def test_of_a_unit():
-    assert "unit" not in os.environ.get("FAILING", "")
-    atexit.register(lambda: os.environ.get("FAILING") is None and os.abort())  # as native threads may at Python's end
+    assert "others" in tmp_path.parts
 
 def test_that_is_skipped():
     pytest.skip()
@@ -48,15 +44,23 @@ def place():
 def test_whose_place_is_ready_later(place):
     pass
 """
+TESTS_OF_THE_LEARNER = """
+import atexit, os
+
+def test_of_a_unit():
+    assert "unit" not in os.environ.get("FAILING", "")
+    atexit.register(lambda: os.environ.get("FAILING") is None and os.abort())  # as native threads may at Python's end
+"""
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     folder = tmp_path / "clone"
-    for name in ("deploy", "tests", ".venv/bin"):
+    for name in ("deploy", "tests/learner", ".venv/bin"):
         (folder / name).mkdir(parents=True)
     shutil.copy(ROOT / "deploy" / "test.sh", folder / "deploy")
     (folder / "tests" / "test_some.py").write_text(TESTS)
+    (folder / "tests" / "learner" / "test_more.py").write_text(TESTS_OF_THE_LEARNER)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  stack: a mark\n  ranks: another\n")
     scripts = dict.fromkeys(("deploy/setup.sh", *(f".venv/bin/{x}" for x in ("ruff", "mypy"))), "exit 0")
     scripts |= {".venv/bin/lint-imports": "exit 0", ".venv/bin/python": f'exec {sys.executable} "$@"'}
@@ -78,10 +82,11 @@ def run(clone: Path, **environment: str) -> tuple[int, list[str]]:
     return finished.returncode, finished.stdout.splitlines()
 
 
-def test_both_lanes_are_shown_and_counted_and_a_failure_in_the_background_is_the_status(clone: Path) -> None:
+def test_all_lanes_are_shown_and_counted_and_a_failure_in_the_background_is_the_status(clone: Path) -> None:
     returned, lines = run(clone, FAILING="unit")
     assert (returned, lines[-1]) == (1, "4 passed, 1 failed, 1 skipped")
-    assert sum("deselected" in line for line in lines) == 2
+    assert sum("deselected" in line for line in lines) == 2  # of the others and of the stack
+    assert any(line.startswith("FAILED tests/learner/test_more.py::test_of_a_unit") for line in lines)
 
 
 def test_what_fails_once_is_run_again_and_named(clone: Path, tmp_path: Path) -> None:
