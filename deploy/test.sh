@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Sets up .venv, then runs lint, format, types, import contracts and all tests; the first failure ends it.
 # Arguments go to pytest: deploy/test.sh tests/protocol -k codec
-# Without arguments the tests run in three lanes in parallel: tests with the mark `stack` mostly wait for a cluster or an
-# engine; all others keep a core busy, in two lanes of lower priority. A failed test is repeated once, because a busy
-# machine may stop a process for seconds. The last line counts tests that passed at the second try; more than three of
-# them are a failure.
+# Without arguments the tests run in three lanes in parallel: tests with the mark `stack` mostly wait for a cluster; all
+# others keep a core busy, in two lanes of lower priority and of about the same length. A failed test is repeated once,
+# because a busy machine may stop a process for seconds. The last line counts tests that passed at the second try; more
+# than three of them are a failure.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 deploy/setup.sh
@@ -69,13 +69,14 @@ unit_lane() {
     units+=($!)
     renice -n 5 "$!" >/dev/null || true
 }
-unit_lane learner tests/learner
-unit_lane others --ignore tests/learner tests
+models=(tests/learner tests/textbook tests/flow tests/rollout/engine)
+unit_lane models "${models[@]}"
+unit_lane others "${models[@]/#/--ignore=}" tests
 status=0
 lane stack -m "stack and not ranks" | tee "$scratch/stack.log" || status=$?
 for unit in "${units[@]}"; do wait "$unit" || status=$?; done
 units=()
 echo "== tests that start no cluster =="
-cat "$scratch/learner.log" "$scratch/others.log"
-python -c "$COUNT" "$scratch"/{learner,others,stack} || status=$?
+cat "$scratch/models.log" "$scratch/others.log"
+python -c "$COUNT" "$scratch"/{models,others,stack} || status=$?
 exit "$status"

@@ -56,7 +56,7 @@ def test_of_a_unit():
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     folder = tmp_path / "clone"
-    for name in ("deploy", "tests/learner", ".venv/bin"):
+    for name in ("deploy", "tests/learner", "tests/textbook", "tests/flow", "tests/rollout/engine", ".venv/bin"):
         (folder / name).mkdir(parents=True)
     shutil.copy(ROOT / "deploy" / "test.sh", folder / "deploy")
     (folder / "tests" / "test_some.py").write_text(TESTS)

@@ -1,7 +1,9 @@
 """The engine's door to vLLM, with the real vLLM on a tiny model."""
 
 import asyncio
+import os
 import re
+import signal
 import string
 import subprocess
 from collections.abc import AsyncIterator
@@ -32,6 +34,7 @@ from tests.rollout.engine.three_turns import Copies, ThreeTurns
 
 pytestmark = [
     pytest.mark.stack,
+    pytest.mark.ranks,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
@@ -264,3 +267,20 @@ async def test_no_process_of_the_engine_listens_beyond_loopback() -> None:
 
     assert len(own) > 1
     assert [address for address in addresses if not address.startswith(("127.0.0.1:", "[::1]:"))] == []
+
+
+async def test_death_of_the_engine_process_is_noticed_at_once(engine: Engine) -> None:
+    """The last test here: the engine is dead afterwards."""
+    await serve_loaded(engine, 3)
+    task = asyncio.create_task(engine.generate(PROMPT, Sampling(480, 1.0, seed=2), "dying"))
+    await engine.generate(PROMPT, Sampling(4, 1.0, seed=3), "short")  # the other one is under way
+    for process in psutil.Process().children(recursive=True):
+        if "EngineCor" in " ".join(process.cmdline()):
+            os.kill(process.pid, signal.SIGKILL)
+    async with asyncio.timeout(20.0):
+        with pytest.raises(
+            NeighbourError, match=r"^engine: request dying died with the engine \(EngineCore\w* died by SIGKILL\)"
+        ):
+            await task
+
+    assert not engine.is_alive

@@ -222,9 +222,9 @@ def test_rows_that_an_older_version_left_out_are_left_out_still(tmp_path: Path, 
     assert read(tmp_path, model, resumed(tmp_path)).index.numbers.tolist() == [1, 2, 4]
 
 
-@pytest.mark.parametrize(
-    ("row", "problem"),
-    [
+def test_demonstrations_that_cannot_be_learnt_are_named_with_their_lines(tmp_path: Path, model: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    bad: list[tuple[object, str]] = [
         ({"question": "?"}, "has the keys ['question'], expected one of these: segments, messages,"),
         (
             {"messages": [{"role": "assistant", "content": "a"}]},
@@ -232,14 +232,12 @@ def test_rows_that_an_older_version_left_out_are_left_out_still(tmp_path: Path, 
         ),
         ({"segments": [{"text": "ab", "weight": 0.5}]}, "has the weight 0.5, and objective = sft takes 0 or 1."),
         ({"input_ids": [1, 99999]}, "has the token 99999, and the model has"),
-    ],
-)
-def test_demonstration_that_cannot_be_learnt_is_named_with_its_file_and_line(
-    tmp_path: Path, model: Path, row: object, problem: str
-) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"text": "abc"}) + "\n" + json.dumps(row) + "\n")
-    of_rows = Settings.model_validate({"objective": "sft", "data": {"train": str(path)}})
-    with pytest.raises(SettingsError) as caught:
-        read_train_prompts(of_rows, model, new(tmp_path))
-    assert f"line 2, {problem}" in str(caught.value)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in ({"text": "abc"}, *(row for row, _ in bad))))
+    of_rows = Settings.model_validate({"objective": "sft", "data": {"train": str(path), "max_skipped_share": 0.8}})
+    left_out = read_train_prompts(of_rows, model, new(tmp_path)).skipped
+    assert [row.number for row in left_out] == [2, 3, 4, 5]
+    for row, (_, problem) in zip(left_out, bad, strict=True):
+        assert row.reason.startswith(problem)
+    with pytest.raises(SettingsError, match=r"line 2, has the keys \['question'\]"):
+        read_train_prompts(with_data(of_rows, max_skipped_share=0.0), model, new(tmp_path))
