@@ -2,11 +2,13 @@
 
 Only the judge receives the test and the secret mark of a passed test, through stdin. In the test the code's functions
 and objects are proxies: a call goes through a pipe, and plain values come back. So code cannot pass by reading the
-test, by ending the process, or with objects that equal anything: two objects are equal if their contents are, and an
-object equals no plain value.
+test, by ending the process, or with objects that equal anything: an object equals no plain value. Two objects are
+equal if the code's own == says it; a test that compares only objects of the code trusts their classes.
+Built-ins and standard modules are the language's own in a test, but for the names in `own` (`code_names`).
 
-    stdin   {"code", "test", "call", "mark"}
+    stdin   {"code", "test", "call", "entry", "own", "modules", "mark"}
     stdout  the mark, then the value of the call as JSON, after the test has passed
+            the mark and UNFIT, then what no code could receive, after the test has failed
 """
 
 import builtins
@@ -15,7 +17,6 @@ import importlib
 import json
 import operator
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -24,7 +25,11 @@ from typing import Any, TextIO
 
 _NOT_DUMPABLE = 4
 _EXIT_S = 5.0
+UNFIT = " unfit: "
 _BY_ITEMS: tuple[Any, ...] = (list, tuple, set, frozenset)
+# Values of these classes are rebuilt in the other process.
+_VALUES = {"decimal": ("Decimal",), "fractions": ("Fraction",), "builtins": ("range",), "collections": ("deque",),
+           "datetime": ("date", "datetime", "time", "timedelta", "timezone")}  # fmt: skip
 _SCALING = ("mul", "matmul", "truediv", "pow")
 _OPERATORS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 
@@ -38,6 +43,8 @@ class Pipe:
         self._reading, self._writing = reading, writing
         self.own: list[Any] = []  # objects that stay in this process; the peer knows their numbers
         self._numbers: dict[int, int] = {}  # id of each of them -> number
+        self._errors: dict[str, Any] = {}  # the code's own classes of errors by name, as this process has them
+        self.unfit = ""  # what of the test cannot be sent
 
     def send(self, message: Any) -> None:
         self._writing.write(json.dumps(message) + "\n")
@@ -54,7 +61,7 @@ class Pipe:
         if (reply := self.receive()) is None:
             raise EOFError("the code ended its process")
         if "raised" in reply:
-            raise _make_error(reply["raised"], reply["text"])
+            raise self._make_error(**reply)
         return reply
 
     def encode(self, value: Any) -> list[Any]:
@@ -76,8 +83,15 @@ class Pipe:
             return ["dict", [[self.encode(key), self.encode(each)] for key, each in dict.items(value)]]
         if type(value) is Remote:
             return ["own", value._sluice_number]
+        module, name = type(value).__module__, type(value).__name__
+        if name in _VALUES.get(module, ()):
+            parts = (list(value), value.maxlen) if name == "deque" else value.__reduce__()[1]
+            return ["value", [module, name, self.encode(parts)]]
         if not self._sends_objects:
-            raise TypeError("a test can pass plain values only")
+            self.unfit = f"it passes {value!r:.80} to the code, which can receive plain values only"
+            raise TypeError(self.unfit)
+        if isinstance(value, type) and issubclass(value, Exception):
+            return ["error", _names_of(value)]
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self.own)
             self.own.append(value)
@@ -93,8 +107,39 @@ class Pipe:
             return Remote(self, content)
         if kind == "own":
             return self.own[content]
+        if kind == "error":
+            return self._error_class(content)
+        if kind == "value" and content[1] in _VALUES[content[0]]:
+            return getattr(importlib.import_module(content[0]), content[1])(*self.decode(content[2]))
         convert: Any = {"bytes": bytes.fromhex, "complex": complex, "float": float}.get(kind)
         return content if convert is None else convert(content)
+
+    def failure(self, error: BaseException) -> dict[str, Any]:
+        """Return what `ask` raises in the other process."""
+        try:
+            return {"raised": _names_of(type(error)), "text": str(error)[:500], "arguments": self.encode(error.args)}
+        except BaseException:  # str() of an error may raise
+            return {"raised": _names_of(type(error)), "text": "", "arguments": ["tuple", []]}
+
+    def _make_error(self, raised: list[str], text: str, arguments: Any) -> Exception:
+        if "Exception" not in raised:
+            return RuntimeError(f"{raised[0]}: {text}")
+        if raised[0] not in vars(builtins):
+            return self._error_class(raised)(text)  # type: ignore[no-any-return]
+        return self._error_class(raised)(*self.decode(arguments))  # type: ignore[no-any-return]
+
+    def _error_class(self, names: list[str]) -> Any:
+        """Return the built-in class of this name, or one like the code's. names: of the class and its bases."""
+        found = getattr(builtins, names[0], None)
+        if isinstance(found, type) and issubclass(found, Exception):
+            return found
+        if names[0] not in self._errors:
+            self._errors[names[0]] = type(names[0], (self._error_class(names[1:]),), {})
+        return self._errors[names[0]]
+
+
+def _names_of(kind: type) -> list[str]:
+    return [each.__name__ for each in kind.__mro__]
 
 
 class Remote:
@@ -133,10 +178,7 @@ class Remote:
         return int(self._sluice_do("hash", (), {}))
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is not Remote or other._sluice_number == self._sluice_number:
-            return type(other) is Remote
-        contents = self._sluice_do("content", (), {})
-        return contents is not None and bool(contents == other._sluice_do("content", (), {}))
+        return type(other) is Remote and self._sluice_do("equal", (other,), {}) is True
 
     def _sluice_operate(self, name: str, *operands: Any) -> Any:
         plain = [each for each in operands if type(each) is not Remote]
@@ -169,11 +211,16 @@ for _name in ("neg", "abs"):
     setattr(Remote, f"__{_name}__", lambda self, name=_name: self._sluice_operate(name, self))
 
 
-def _content(value: Any) -> Any:
-    """Return what a copy of the object is made from; None for a class without equality."""
-    if getattr(type(value), "__eq__", None) is object.__eq__:
-        return None
-    return [list(part) if hasattr(part, "__next__") else part for part in value.__reduce_ex__(2)]
+def _is_equal(one: Any, other: Any) -> bool:
+    """Return whether the code's objects are equal, unless their class calls an object without content equal too."""
+    if one is other or not operator.eq(one, other):
+        return one is other
+    try:
+        if one.__reduce_ex__(2) == other.__reduce_ex__(2):
+            return True
+        return not operator.eq(one, object.__new__(type(one)))
+    except Exception:  # == reads the content
+        return True
 
 
 _ACTIONS: dict[str, Any] = {
@@ -185,26 +232,10 @@ _ACTIONS: dict[str, Any] = {
     "next": next,
     "item": lambda value, key: value[key],
     "list": list,
-    "content": _content,
+    "equal": _is_equal,
     "hash": hash,
     "operate": lambda _, name, *operands: getattr(operator, f"__{name}__")(*operands),
 }
-
-
-def _make_error(kinds: list[str], text: str) -> Exception:
-    for name in kinds:
-        found = getattr(builtins, name, None)
-        if isinstance(found, type) and issubclass(found, Exception):
-            return found(text)
-    return RuntimeError(f"{kinds[0]}: {text}")
-
-
-def _failure(error: BaseException) -> dict[str, Any]:
-    try:
-        text = str(error)[:500]
-    except BaseException:  # str() of an error may raise
-        text = ""
-    return {"raised": [kind.__name__ for kind in type(error).__mro__], "text": text}
 
 
 def worker() -> None:
@@ -216,7 +247,7 @@ def worker() -> None:
         exec(compile(task["code"], "solution.py", "exec"), module.__dict__)  # noqa: S102
         names = {name: judge.encode(value) for name, value in vars(module).items() if not name.startswith("__")}
     except BaseException as error:
-        judge.send(_failure(error))
+        judge.send(judge.failure(error))
         return
     judge.send({"names": names})
     while (request := judge.receive()) is not None:
@@ -225,7 +256,7 @@ def worker() -> None:
             value = _ACTIONS[request["do"]](judge.own[request["on"]], *arguments, **keywords)
             reply = {"value": judge.encode(value), "arguments": judge.encode(arguments)}
         except BaseException as error:  # the code may raise anything
-            reply = _failure(error)
+            reply = judge.failure(error)
         judge.send(reply)
 
 
@@ -253,26 +284,34 @@ def main() -> None:
         if process.wait(_EXIT_S) == -signal.SIGXCPU:
             os.kill(os.getpid(), signal.SIGXCPU)  # the sandbox sees that the code exceeded its time
         raise
+    except Exception:
+        if not code.unfit:
+            raise
+        result = UNFIT + code.unfit
     print(task["mark"] + result, flush=True)
     os._exit(0)  # the sandbox kills the worker
 
 
 def _test(task: dict[str, Any], code: Pipe) -> str:
     """Return the value of the task's call as JSON; empty for statements, which have passed."""
-    names = code.ask({"code": task["code"]})["names"]
-    scope = {name: code.decode(value) for name, value in names.items() if _is_visible(name, task["test"])}
-    scope |= {name: importlib.import_module(name) for name in names if name in sys.stdlib_module_names}
-    if task["call"] is None:
-        exec(compile(task["test"], "test.py", "exec"), scope)  # noqa: S102
-        return ""
-    name, arguments = task["call"]
-    function = getattr(scope["Solution"](), name) if "Solution" in scope else scope[name]
-    return json.dumps(function(*arguments))
-
-
-def _is_visible(name: str, test: str) -> bool:
-    """Return whether the test sees a definition of the code; it may hide a built-in only if the test is about it."""
-    return not hasattr(builtins, name) or re.search(rf"assert\s+(not\s+)?{name}\(", test) is not None
+    sent = code.ask({"code": task["code"]})["names"]
+    names = {name: code.decode(value) for name, value in sent.items() if not name.startswith("__")}
+    if task["call"] is not None:
+        name, arguments = task["call"]
+        function = getattr(names["Solution"](), name) if "Solution" in names else names[name]
+        return json.dumps(function(*arguments))
+    languages = {*vars(builtins), *sys.stdlib_module_names} - {*task["own"]}
+    scope = {name: value for name, value in names.items() if name not in languages}
+    solution = sys.modules["solution"] = types.ModuleType("solution")
+    vars(solution).update(names, __all__=list(scope))
+    scope |= {name: importlib.import_module(name) for name in task["modules"]}
+    exec(compile(task["test"], "test.py", "exec"), scope)  # noqa: S102
+    for name, function in list(scope.items()):
+        if name.startswith("test") and isinstance(function, types.FunctionType):
+            function()  # as pytest does
+    if task["entry"] is not None:
+        scope["check"](eval(task["entry"], names))  # noqa: S307
+    return ""
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ its JSON text, or an object with it as `ground_truth`:
 
 Names that judges of such tests import before the code are there too, such as List, deque and math.
 Code and test run in different processes (`code_judge`): statements can call functions and methods of the code with
-plain values, and use operators between its objects but <. A test that passes functions to the code fails.
+plain values, and use operators between its objects but <. Functions test_.. without a call are called; the code may be
+imported as `solution`. A test that passes functions or objects of its own to the code is refused.
 """
 
 import asyncio
@@ -21,12 +22,14 @@ import re
 import secrets
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.sandbox.run import Limits, ProgramResult, Sandbox
+from rewards.code_judge import UNFIT
+from rewards.code_names import TestNames, check_runs, names_in
 from rewards.sample import Sample, SampleError, Score, ScorerFailure
 
 # At the start of a line options may follow the language, such as "python title=x" or "python {linenos}".
@@ -62,8 +65,14 @@ class Case:
     stdin: str = ""
     prints: str | None = None  # expected output; None: the output is not compared
     statements: str = ""  # statements that must run without an error
+    entry: str | None = None  # the statements' function `check` is called with the value of this expression
+    names: TestNames = field(default_factory=TestNames)
     call: tuple[str, list[Any]] | None = None  # (function, or method of class Solution; arguments)
     value: Any = None  # expected result of the call, as JSON
+
+
+class _Unfit(Exception):
+    """A test does what no code can receive."""
 
 
 class CodeScorer:
@@ -104,6 +113,8 @@ class CodeScorer:
             return Score(0.0, 0.0, {"has_code": 0.0})
         try:
             outcomes = await self._outcomes(with_usual_names(code), cases)
+        except _Unfit as error:
+            raise SampleError(index, f"is a test that no code can pass: {error}") from None
         except (NeighbourError, OperatorError, OSError) as error:
             raise ScorerFailure(index, "Sandbox", str(error)) from None
         num_passed = outcomes.count("passed")
@@ -132,10 +143,13 @@ class CodeScorer:
             is_passed = _words(result.output) == _words(case.prints)
         else:
             mark = secrets.token_hex(16)
-            task = {"code": code, "test": case.statements, "call": case.call, "mark": mark}
+            task = {"code": code, "test": case.statements, "call": case.call, "entry": case.entry, "mark": mark,
+                    "own": [*case.names.own], "modules": [*case.names.modules]}  # fmt: skip
             result = await self._run(_JUDGE, json.dumps(task).encode(), json.dumps(case.value))
             # The code runs in another process, so this output comes from the judge.
             is_passed = result.output.startswith(mark)
+            if result.output.startswith(mark + UNFIT):
+                raise _Unfit(result.output.removeprefix(mark + UNFIT).strip())
             if case.call is not None and is_passed:
                 is_passed = _is_value(_json_or(result.output.removeprefix(mark).strip()), case.value)
         if result.how != "exit":
@@ -193,8 +207,10 @@ def cases_of(label: Any, index: int) -> list[Case]:
         if isinstance(found, str) and found.lstrip()[:1] in ("{", "["):
             found = json.loads(found)
         tests = _tests(found["tests"] if isinstance(found, Mapping) and "tests" in found else found)
-    except ValueError:
+    except json.JSONDecodeError:
         raise SampleError(index, f"is {found!r:.80}, which contains invalid JSON") from None
+    except ValueError as error:
+        raise SampleError(index, f"is {found!r:.80}, which {error}") from None
     if not tests or len(tests) > _MAX_TESTS:
         raise SampleError(index, f"is {label!r:.80}, expected inputs and outputs, or 1 to {_MAX_TESTS} tests")
     return tests
@@ -203,11 +219,17 @@ def cases_of(label: Any, index: int) -> list[Case]:
 def _tests(found: Any) -> list[Case]:
     match found:
         case str() if found.strip():
-            return [Case(statements=found)]
+            return _tests([found])
         case [*statements] if statements and all(isinstance(each, str) for each in statements):
-            return [Case(statements=each) for each in statements]
+            names = names_in(statements)
+            for each in statements:
+                check_runs(each)
+            return [Case(statements=each, names=names) for each in statements]
         case {"test": str() as test, "entry_point": str() as name}:
-            return [Case(statements=f"{test}\ncheck({name})")]
+            names = dataclasses.replace(names_in([test, "from solution import *"]), own=frozenset())
+            if not re.search(r"^def check\(", test, re.MULTILINE):
+                raise ValueError("has an entry_point, but its test defines no check(candidate)")
+            return [Case(statements=test, entry=name, names=names)]
         case {"inputs": [*inputs], "outputs": [*outputs]} if len(inputs) == len(outputs):
             name = found.get("fn_name")
             if name is not None:

@@ -139,6 +139,13 @@ builtins.AssertionError = builtins.abs = builtins.all = lambda *x: 0
 abs = len = all = lambda *x: 0
 square = lambda x: -1
 """,
+    "speaks for the worker": """
+import sys
+pipe = sys._getframe(1).f_locals['judge']
+pipe.send({'names': {'__builtins__': ['dict', [[['same', 'abs'], ['remote', 0]]]], 'square': ['remote', 0]}})
+while (request := pipe.receive()) is not None:
+    pipe.send({'value': ['same', 0], 'arguments': request['arguments'][0]})
+""",
     "ends the judge": "import os, signal\ndef square(x):\n    os.kill(os.getppid(), signal.SIGTERM)",
     "ends itself": "import os\ndef square(x):\n    os._exit(0)",
 }
@@ -146,7 +153,7 @@ square = lambda x: -1
 
 @pytest.mark.parametrize("way", CHEATS)
 async def test_code_passes_by_its_values_only(sandbox: Sandbox, way: str) -> None:
-    label = ["assert square(3) == 9", "assert abs(square(2.5) - 6.25) < 1e-6 and all([not square(1) ^ {1}])"]
+    label = ["assert square(3) == 9", "assert abs(square(2.5) - 6.25) < 1e-6", "assert all([not square(1) ^ {1}])"]
     score = await _scored(sandbox, CHEATS[way], label)
     assert (score.reward, score.score) == (0.0, 0.0)
 
@@ -170,15 +177,42 @@ SOUND = {
         "    def __add__(self, other): return V(self.x + other.x)\n    def __mul__(self, n): return V(self.x * n)\n"
         "class C(enum.Enum):\n    A, B = 1, 2\nf = lambda n: V([C.A] * n)\nF = fractions.Fraction\nnode = object()",
         "assert f(1) + f(1) == f(1) * 2 == V([C.A, C.A]) != V([C.A, C.B]) and f(2) in [f(1), f(2)]\n"
+        "assert node != V([C.A])\n"
         "assert F(1, 2) + F(1, 3) == F(5, 6) and node == node and V([1]) != [1]\n"
         "assert {F(1, 2), F(1, 2)} == {F(1, 2)} and sum([F(1, 2), F(1, 2)]) == F(1, 1)",
+    ),
+    "equality that is not content": (
+        "import dataclasses\nclass F:\n    def __init__(self, n, d): self.n, self.d = n, d\n"
+        "    def __eq__(self, other): return self.n * other.d == other.n * self.d\n"
+        "@dataclasses.dataclass\nclass P:\n    x: int\n    note: str = dataclasses.field(compare=False)\n"
+        "class Nil:\n    def __eq__(self, other): return isinstance(other, Nil)",
+        "assert F(1, 2) == F(2, 4) != F(1, 3) and P(1, 'a') == P(1, 'b') != P(2, 'a') and Nil() == Nil()",
+    ),
+    "values of standard classes": (
+        "import collections, datetime, decimal\nday = datetime.timedelta(1)\nf = lambda x: x + day\n"
+        "half = lambda x: decimal.Decimal(x) / 2\ng = lambda q: (collections.deque(q, 2), range(len(q)))",
+        "from collections import deque\nfrom datetime import *\nfrom decimal import Decimal\n"
+        "assert f(date(2020, 1, 31)) == date(2020, 2, 1) < f(date(2021, 1, 1)) and abs(half(Decimal(3)) - 1) < 1\n"
+        "assert f(datetime(2020, 1, 1, tzinfo=timezone.utc)).day == 2 and g(deque([7])) == (deque([7]), range(1))",
+    ),
+    "its own errors": (
+        "class Bad(ValueError): pass\ndef f(x):\n    raise [Bad('no'), KeyError('no'), OSError(2, 'no')][x]",
+        "try:\n    f(0)\nexcept Bad as error:\n    assert isinstance(error, ValueError) and str(error) == 'no'\n"
+        "try:\n    f(1)\nexcept KeyError as error:\n    assert error.args == ('no',)\n"
+        "try:\n    f(2)\nexcept FileNotFoundError as error:\n    assert error.errno == 2",
     ),
     "an error": (
         "def f(x):\n    raise ValueError(f'no {x}')",
         "try:\n    f(3)\n    assert False\nexcept ValueError as error:\n    assert str(error) == 'no 3'",
     ),
     "a module that the code imports": ("import math\nf = lambda x: x * 0.1", "assert math.isclose(f(3), 0.3)"),
-    "a name of the language's": ("def sum(x):\n    return 7", "assert sum([1]) == 7"),
+    "a name of the language's": ("def sum(x):\n    return 7", "assert sum([1]) == 7 and not sum(0) != 7"),
+    "a name of a module's": ("def bisect(x): return 7\nthis = turtle = 1", "assert bisect([1]) == 7"),
+    "a module that nobody imports": ("f = lambda x: x * 0.1", "assert math.isclose(f(3), 0.3)"),
+    "the code as a module": (
+        "def sum(x):\n    return 7\nlen = lambda x: 0",
+        "from solution import *\nfrom solution import sum\ndef test_it():\n    assert len([sum([1]) - 7]) == 1",
+    ),
     "prints and reads nothing": ("print('hello')\nf = lambda: input() if 0 else 1", "assert f() == 1"),
 }
 
@@ -188,6 +222,49 @@ async def test_tests_can_use_the_definitions_of_the_code(sandbox: Sandbox, what:
     code, test = SOUND[what]
     score = await _scored(sandbox, code, [test])
     assert score.reward == 1.0
+
+
+# Code that defines built-ins, and tests that want the language's or the code's.
+ABS = "abs = sorted = lambda *x: 0\n"
+MEANT: dict[str, tuple[str, Any, float]] = {
+    "helper of each test": (f"{ABS}f = lambda x: 9", ["assert abs(f(1)) == 0", "assert abs(f(2)) < 1e-6"], 0.0),
+    "helper of one test": (
+        f"{ABS}def sum(a, b): return 9", ["assert sum(1, 2) == 3", "assert abs(sum(1, 2) - 3) < 1"], 0.0
+    ),
+    "subject of each test": (
+        f"{ABS}def sum(a, b): return a + b", ["assert sum(1, 2) == 3", "assert abs(-sum(1, 2)) == 3"], 1.0
+    ),
+    "star of the code": (f"{ABS}f = lambda x: 9", "from solution import *\nassert abs(f(1)) == 0", 0.0),
+    "named function": ("def sum(a, b): return a + b", {"inputs": [[1, 2]], "outputs": [3], "fn_name": "sum"}, 1.0),
+    "entry point": (
+        "def sum(a, b): return 7",
+        {"test": "def check(candidate):\n    assert candidate(1, 2) == 7 and sum([1]) == 1", "entry_point": "sum"},
+        1.0,
+    ),
+    "helper of an entry point": (
+        f"{ABS}f = lambda x: 9", {"test": "def check(f):\n    assert abs(f(1)) == 0", "entry_point": "f"}, 0.0
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", MEANT)
+async def test_built_in_of_a_test_is_the_codes_only_where_the_tests_are_about_it(sandbox: Sandbox, use: str) -> None:
+    code, label, reward = MEANT[use]
+    assert (await _scored(sandbox, code, label)).reward == reward
+
+
+async def test_objects_of_a_class_that_equals_anything_are_not_equal(sandbox: Sandbox) -> None:
+    code = "class V:\n    def __init__(self, x): self.x = x\n    def __eq__(self, other): return True"
+    assert (await _scored(sandbox, code, ["assert V(1) == V(2)"])).reward == 0.0
+
+
+@pytest.mark.parametrize("given", ["lambda x: x", "check", "object()"])
+async def test_test_that_no_code_can_pass_is_refused(sandbox: Sandbox, given: str) -> None:
+    test = f"def check(): pass\ntry:\n    f({given})\nexcept TypeError:\n    assert False"
+    with pytest.raises(
+        SampleError, match=r"^\$\.labels\[0\] is a test that no code can pass: it passes <.*plain values"
+    ):
+        await _scored(sandbox, "f = lambda x: 1", test)
 
 
 BAD = {
@@ -283,8 +360,13 @@ def test_lines_of_a_label_may_be_a_list() -> None:
         "{broken",
         [1],
         {"inputs": ["{"], "outputs": ["1"], "fn_name": "f"},
+        "assert f(1) ==",
+        "import numpy\nassert f(1)",
+        "import unittest\nclass TestF(unittest.TestCase):\n    def test_f(self):\n        assert f(1)",
+        "assert abs(sum([1]) - 1) < 1",
+        {"test": "assert f(1)", "entry_point": "f"},
     ],
 )
-def test_label_without_tests_is_refused(label: Any) -> None:
+def test_label_without_usable_tests_is_refused(label: Any) -> None:
     with pytest.raises(SampleError):
         cases_of(label, 0)
