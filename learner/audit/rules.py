@@ -308,8 +308,8 @@ def _lines(run: AuditedRun) -> Iterator[tuple[int, tuple[float | None, ...]]]:
     """Yield the number of every whole line, from 1, and its columns in `lines`."""
     whole, _, _ = run.metrics.rpartition(b"\n")
     names = ("step", "policy_version", "data/num_samples", "reward/mean", "data/staleness_max")
-    # Rows of demonstrations are not scored: their lines have no reward, and the ledger has 0.
-    unscored = {"reward/mean": 0.0} if run.settings.objective == "sft" else {}
+    # Rows are not scored: their lines have no reward, and those of a step have the mean 0 in the ledger.
+    unscored = {"reward/mean": 0.0} if run.settings.is_of_rows else {}
     for number, text in enumerate(whole.split(b"\n") if whole else [], start=1):
         line = parse_metrics_line(text) or {}
         yield number, tuple((unscored | line).get(name) for name in names)

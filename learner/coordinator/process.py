@@ -98,9 +98,10 @@ class CoordinatorProcess:
 
 
 def _encoder(settings: Settings, model: Path | None) -> RowEncoder | None:
-    if settings.objective != "sft" or model is None:
+    if not settings.is_of_rows or model is None:
         return None
-    return RowEncoder(model, trust_remote_code=settings.policy.trust_remote_code)
+    are_pairs = settings.objective == "dpo"
+    return RowEncoder(model, are_pairs=are_pairs, trust_remote_code=settings.policy.trust_remote_code)
 
 
 def _held_out_sets(settings: Settings) -> list[HeldOutSet]:

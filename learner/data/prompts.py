@@ -193,7 +193,7 @@ def shape_of(data: DataSettings, entry: DataEntry) -> PromptShape:
         template=tuple(parse_template(template)) if template is not None else (),
         system_prompt=data.system_prompt,
         is_chat=data.apply_chat_template,
-        is_whole_row=data.form == "demonstrations",
+        is_whole_row=data.form != "prompts",
     )
 
 

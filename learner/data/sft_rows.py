@@ -7,17 +7,19 @@ with the tokenizer's own prefix (BOS, for Llama, Gemma and Mistral) once; messag
 import json
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.data.preference_forms import recognise_pair
 from learner.data.sft_forms import (
     BadRowError,
     Chat,
     Completion,
+    Content,
     Messages,
     Segments,
     Tokens,
@@ -44,6 +46,7 @@ class SftRow:
 
     tokens: NDArray[np.int32]  # [T]
     weights: NDArray[np.float32]  # [T] loss weights; the first is 0
+    reward: float = 0.0  # 1 for the chosen answer of a pair, -1 for the rejected one
 
 
 def load_rows(path: Path, model_dir: Path, *, trust_remote_code: bool = False) -> list[SftRow]:
@@ -82,15 +85,28 @@ def _naming(path: Path, number: int) -> Iterator[None]:
 class RowEncoder:
     """Turns single rows into tokens, for the model in `model_dir`. trust_remote_code: as for `load_rows`."""
 
-    def __init__(self, model_dir: Path, *, trust_remote_code: bool = False) -> None:
+    def __init__(self, model_dir: Path, *, are_pairs: bool = False, trust_remote_code: bool = False) -> None:
+        """are_pairs: rows are pairs of answers (`preference_forms.py`)."""
         from transformers import AutoTokenizer
 
+        self._are_pairs = are_pairs
         self._tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
         self._limits = _limits(model_dir)
 
-    def encode(self, columns: dict[str, Any]) -> SftRow:
-        """Return a row whose weights are 0 or 1. Raises: BadRowError."""
-        _, content = recognise(columns)
+    def form_of(self, columns: dict[str, Any]) -> str:
+        """Return a row's form, in words. Raises: BadRowError."""
+        return (recognise_pair if self._are_pairs else recognise)(columns)[0]
+
+    def encode(self, columns: dict[str, Any]) -> list[SftRow]:
+        """Return a demonstration, or a pair's chosen and rejected answer, with weights 0 or 1. Raises: BadRowError."""
+        if not self._are_pairs:
+            return [self._encode(recognise(columns)[1])]
+        chosen, rejected = (self._encode(content) for content in recognise_pair(columns)[1])
+        if np.array_equal(chosen.tokens, rejected.tokens):
+            raise BadRowError("has chosen and rejected answers of equal tokens: they say nothing about each other")
+        return [replace(chosen, reward=1.0), replace(rejected, reward=-1.0)]
+
+    def _encode(self, content: Content) -> SftRow:
         if isinstance(content, Tokens):
             row = _encoded(content)
         else:
@@ -98,7 +114,7 @@ class RowEncoder:
             row = _join(parts, _encode(dict.fromkeys((part.text, part.is_start) for part in parts), self._tokenizer))
         row = _checked(row, *self._limits)
         if len(others := row.weights[(row.weights != 0.0) & (row.weights != 1.0)]):
-            raise BadRowError(f"has the weight {others[0]:g}, and objective = sft takes 0 or 1. Use policy.warm_start")
+            raise BadRowError(f"has the weight {others[0]:g}, and this objective takes 0 or 1. Use policy.warm_start")
         return row
 
 

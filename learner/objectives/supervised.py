@@ -9,7 +9,7 @@ from torch import Tensor
 from learner.algorithms.aggregate import AGGREGATES
 from learner.data.packing import plan_step
 from learner.data.sft_rows import SftRow
-from learner.models.gradient import Sums
+from learner.models.gradient import StepResult, Sums
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles
@@ -43,16 +43,21 @@ class Supervised:
             for _ in range(self._num_epochs)
             for update, part in plan.split(plan.micro_batches)
         ]
-        refused = [result for result in results if not result.applied]
-        detail = f"non-finite loss or gradient (loss {refused[0].loss}, norm {refused[0].grad_norm})" if refused else ""
-        metrics = {
-            "policy/loss": sum(result.loss for result in results) / len(results),
-            "policy/grad_norm": sum(result.grad_norm for result in results) / len(results),
-            "policy/num_updates": len(results) - len(refused),
-            "policy/lr": results[-1].lr,
-            "data/num_trained_tokens": sum(update.num_model_tokens for update in plan.updates),
-        }
-        return StepOutcome(len(refused) < len(results), detail, metrics)
+        return outcome_of(results, sum(update.num_model_tokens for update in plan.updates))
+
+
+def outcome_of(results: Sequence[StepResult], num_trained_tokens: int) -> StepOutcome:
+    """Return the outcome of a step on rows from those of its updates."""
+    refused = [result for result in results if not result.applied]
+    detail = f"non-finite loss or gradient (loss {refused[0].loss}, norm {refused[0].grad_norm})" if refused else ""
+    metrics = {
+        "policy/loss": sum(result.loss for result in results) / len(results),
+        "policy/grad_norm": sum(result.grad_norm for result in results) / len(results),
+        "policy/num_updates": len(results) - len(refused),
+        "policy/lr": results[-1].lr,
+        "data/num_trained_tokens": num_trained_tokens,
+    }
+    return StepOutcome(len(refused) < len(results), detail, metrics)
 
 
 def run_sft(

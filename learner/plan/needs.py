@@ -18,6 +18,7 @@ class Needs:
 NEEDS = {
     "supervised": Needs(prompts=False, rollouts=False),  # objectives/supervised.py, on the rows of the warm start
     "sft": Needs(prompts=True, rollouts=False),  # objectives/supervised.py, on the rows of data.train
+    "dpo": Needs(prompts=True, rollouts=False),  # objectives/preference.py, on the rows of data.train
     "policy_gradient": Needs(prompts=True, rollouts=True),  # objectives/policy_gradient.py
     "evaluation": Needs(prompts=False, rollouts=True),  # samples and scores held-out prompts, trains nothing
 }
@@ -41,7 +42,8 @@ def needs_critic(settings: Settings) -> bool:
 
 def needs_reference(settings: Settings) -> bool:
     """Return whether a step compares the policy with a reference."""
-    return is_trained(settings) and settings.kl.coefficient > 0.0
+    of_pairs = settings.objective == "dpo" and settings.preference.has_reference
+    return is_trained(settings) and (settings.kl.coefficient > 0.0 or of_pairs)
 
 
 def is_reference_the_base(settings: Settings) -> bool:
@@ -56,8 +58,8 @@ def is_reference_the_base(settings: Settings) -> bool:
 
 def _objectives(settings: Settings) -> Iterable[str]:
     """Yield a run's objectives in order. A run without steps still syncs its servers with its model."""
-    if settings.objective == "sft":
-        yield "sft"
+    if settings.is_of_rows:
+        yield settings.objective
         return
     is_warm_started = settings.policy.warm_start.data is not None
     if is_warm_started:

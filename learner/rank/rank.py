@@ -11,8 +11,10 @@ from pathlib import Path
 from learner.checkpoint.best import best_of
 from learner.checkpoint.sealed_files import Report
 from learner.models.parked import ParkedModels
+from learner.models.roles import Roles
 from learner.models.world import own_device, reduce_max, reduce_tensor
 from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
+from learner.objectives.preference import Preference
 from learner.objectives.supervised import Supervised
 from learner.plan.needs import is_trained
 from learner.rank.checkpoint import CheckpointWriter
@@ -28,6 +30,8 @@ from protocol.weights.controls import ServerControls, learner_name
 from protocol.wire.channel import DealerChannel
 from protocol.wire.messages import Batch
 from protocol.wire.trajectory import Trajectory
+
+Objective = PolicyGradient | Supervised | Preference
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Trainer:
         self,
         world: World,
         models: Models,
-        objective: PolicyGradient | Supervised,
+        objective: Objective,
         settings: Settings,
         coordinator: CoordinatorClient,
         pusher: RankPusher,
@@ -168,13 +172,18 @@ def train(
         pusher.device = SharedDevice(parked, pusher.switch_servers, lambda: reduce_max(0.0, own_device()))
     saved = (folder, model, settings.learner.keep_checkpoints, best_of(settings.eval))
     checkpoints = CheckpointWriter(models.roles, coordinator, world.solo, *saved, served_digest=lambda: pusher.digest)
-    objective: PolicyGradient | Supervised = (
-        Supervised(models.roles, settings)
-        if settings.objective == "sft"
-        else PolicyGradient(models.roles, settings, reduce_tensor)
-    )
+    objective = _objective_of(settings, models.roles)
     meter = make_meter(models.roles.policy, settings) if is_trained(settings) else no_mfu
     ended = Trainer(world, models, objective, settings, coordinator, pusher, checkpoints, report, meter).train()
     pusher.close()
     channel.close()
     return ended
+
+
+def _objective_of(settings: Settings, roles: Roles) -> Objective:
+    match settings.objective:
+        case "sft":
+            return Supervised(roles, settings)
+        case "dpo":
+            return Preference(roles, settings)
+    return PolicyGradient(roles, settings, reduce_tensor)

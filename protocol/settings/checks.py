@@ -51,8 +51,8 @@ def check_combinations(settings: "Settings") -> None:
 
 def _in_objective(settings: "Settings") -> Iterator[str]:
     """Find settings of generated samples in a run that learns from rows."""
-    is_of_rows = settings.objective == "sft"
-    if is_of_rows != (settings.data.form == "demonstrations"):
+    form = {"sft": "demonstrations", "dpo": "preferences"}.get(settings.objective, "prompts")
+    if settings.data.form != form:
         yield f"data.form = {settings.data.form} does not fit objective = {settings.objective}. Remove data.form."
     without_use = {
         "policy.warm_start.data": settings.policy.warm_start.data,
@@ -63,16 +63,19 @@ def _in_objective(settings: "Settings") -> Iterator[str]:
         "eval.sets": settings.eval.sets,
         "eval.every_steps": settings.eval.every_steps,
         "learner.recipe = ppo": settings.learner.advantage == "gae",
-        "rollout.group_size": settings.rollout.group_size - 1,
+        "rollout.group_size": settings.rollout.group_size != (2 if settings.objective == "dpo" else 1),
     }
-    for name, is_given in without_use.items() if is_of_rows else ():
+    for name, is_given in without_use.items() if settings.is_of_rows else ():
         if is_given:
-            yield f"{name} has no use with objective = sft, which generates and scores nothing. Remove it."
+            yield (
+                f"{name} has no use with objective = {settings.objective}, which generates and scores nothing. "
+                "Remove it."
+            )
 
 
 def _in_groups(settings: "Settings") -> Iterator[str]:
     """Find an advantage that groups of this size, or without equal ones, make meaningless."""
-    if settings.objective == "sft":
+    if settings.is_of_rows:
         return
     learner, size = settings.learner, settings.rollout.group_size
     advantage = learner.advantage or ""

@@ -38,9 +38,29 @@ def _scale_matters(settings: "Settings") -> bool:
 
 _USES = (
     _Use(
-        lambda settings: settings.kl.coefficient > 0.0,
+        lambda settings: settings.kl.coefficient > 0.0 or settings.objective == "dpo",
         ("reference", "kl.place", "kl.form"),
         "kl.coefficient is 0, and the reference is of the KL alone. Set kl.coefficient, such as 0.001, or remove it.",
+    ),
+    _Use(
+        lambda settings: settings.objective != "dpo" or settings.preference.has_reference,
+        ("reference",),
+        "preference.loss has no reference. Remove it, or use preference.loss = sigmoid.",
+    ),
+    _Use(
+        lambda settings: settings.objective == "dpo",
+        ("preference",),
+        "objective is not dpo. Set it, or remove the section.",
+    ),
+    _Use(
+        lambda settings: settings.preference.loss in ("sigmoid", "robust"),
+        ("preference.label_smoothing",),
+        "preference.loss is not sigmoid or robust. Set it, or remove the smoothing.",
+    ),
+    _Use(
+        lambda settings: settings.preference.loss == "simpo",
+        ("preference.gamma",),
+        "preference.loss is not simpo. Set it, or remove gamma.",
     ),
     _Use(
         lambda settings: settings.kl.target is not None,

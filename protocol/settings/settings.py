@@ -15,6 +15,7 @@ from protocol.settings.evaluation import EvalSettings, FilterSettings, HealthSet
 from protocol.settings.learner import LearnerSettings
 from protocol.settings.placement import PlacementSettings
 from protocol.settings.policy import CriticSettings, PolicySection, ReferenceSettings
+from protocol.settings.preference import PreferenceSettings
 from protocol.settings.rewards import RetrieverSettings, RewardsSettings
 from protocol.settings.rollout import AgentsSettings, RolloutSettings, SamplingSettings
 from protocol.settings.run import ReportSettings, RunSettings, WeightsSettings
@@ -25,16 +26,20 @@ from protocol.settings.tools import ToolsSettings
 IS_SAVED = "is_saved"
 
 
-# Settings below the given ones for an objective that learns from rows without generating.
-_OF_ROWS: dict[str, dict[str, Any]] = {"data": {"form": "demonstrations"}, "rollout": {"group_size": 1}}
+# Settings below the given ones for objectives that learn from rows without generating.
+_OF_ROWS: dict[str, dict[str, dict[str, Any]]] = {
+    "sft": {"data": {"form": "demonstrations"}, "rollout": {"group_size": 1}},
+    "dpo": {"data": {"form": "preferences"}, "rollout": {"group_size": 2}},
+}
 
 
 class Settings(Section):
     """All settings of a run."""
 
-    objective: Literal["policy_gradient", "sft"] = Field(
+    objective: Literal["policy_gradient", "sft", "dpo"] = Field(
         "policy_gradient",
-        description="policy_gradient: RL. sft: supervised fine-tuning or pretraining on data.train, without servers.",
+        description="policy_gradient: RL. Without servers, on rows of data.train: sft, supervised fine-tuning or "
+        "pretraining; dpo, DPO and its relatives on pairs of answers.",
     )
     run: RunSettings = RunSettings()  # name, seed, length and folder
     policy: PolicySection = PolicySection()  # model, warm start and adapters
@@ -50,12 +55,18 @@ class Settings(Section):
     loss: LossSettings = LossSettings()  # reduction of token losses
     kl: KlSettings = KlSettings()  # KL to a reference model
     critic: CriticSettings = CriticSettings()  # value model for advantages
-    reference: ReferenceSettings = ReferenceSettings()  # model of the KL
+    reference: ReferenceSettings = ReferenceSettings()  # model of the KL and of DPO
+    preference: PreferenceSettings = PreferenceSettings()  # loss of pairs of answers, for objective = dpo
     weights: WeightsSettings = WeightsSettings()  # transport and checks of weight pushes
     placement: PlacementSettings = PlacementSettings()  # nodes and GPUs of ranks and servers
     eval: EvalSettings = EvalSettings()  # held-out scores while training
     health: HealthSettings = HealthSettings()  # bounds of metrics, with an alarm or the run's end
     report: ReportSettings = ReportSettings()  # records for people
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Return whether the run learns from the rows of data.train, without generating or scoring."""
+        return self.objective in _OF_ROWS
 
     def given_settings(self) -> dict[str, Any]:
         """Return the settings of the file and the command line, without the recipe's and defaults."""
@@ -68,7 +79,7 @@ class Settings(Section):
         if not isinstance(given, Mapping):
             return handler(given)
         laid, added = over_recipe(given)
-        for section, below in _OF_ROWS.items() if given.get("objective") == "sft" else ():
+        for section, below in _OF_ROWS.get(str(given.get("objective")), {}).items():
             if isinstance(laid.get(section, {}), Mapping):
                 laid[section] = below | laid.get(section, {})
         settings = handler({name: {} for name in cls.model_fields if name != "objective"} | laid)

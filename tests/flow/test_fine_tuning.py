@@ -1,6 +1,7 @@
 """Runs that learn from rows without generating: they end well, and a killed one ends as an undisturbed one."""
 
 import json
+import math
 from pathlib import Path
 
 import psutil
@@ -67,6 +68,17 @@ def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(
     assert audit.main([str(left.folder)]) == 0
     expected, found = _weights(whole.left), _weights(left)
     assert max(abs(expected[name] - found[name]).max() for name in expected) < 1e-6
+
+
+def test_pairs_teach_the_chosen_answers_from_the_first_step_of_log_2(cluster: FlowCluster, user: Bring) -> None:
+    rows = user.folder / "pairs.jsonl"
+    texts = [{"prompt": f"{i} + 1 =", "chosen": f" {i + 1}", "rejected": f" {i + 3} !"} for i in range(_NUM_ROWS)]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in texts), encoding="utf-8")
+    given = {**_settings(user), "objective": "dpo", "data.train": str(rows), "rollout.group_size": 2}
+    ran = run(cluster, user, "pairs", **{key.replace(".", "__"): each for key, each in given.items()})
+    assert ran.left.metrics[0]["policy/loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert ran.left.metrics[-1]["preference/accuracy"] == 1.0
+    assert audit.main([str(ran.left.folder)]) == 0
 
 
 def _weights(left: Left) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Groups of demonstrations: each is ready at its birth, and no server makes its samples.
+"""Groups of demonstrations and of pairs: each is ready at its birth, and no server makes its samples.
 
 Window, ledger, steps and resume hold as for generated groups.
 """
@@ -30,17 +30,17 @@ class BornReady:
         while (group := self._groups.next_group(is_admitting)) is not None:
             self._number += 1
             self._groups.lease(group, SOURCE, version, now, LeaseStamp(*self._run, 0, self._number), [])
-            row = self._encoder.encode(group.prompt.columns)
-            self._groups.accept(group, trajectory_of(group, row, version, self._run[1]))
+            for index, row in enumerate(self._encoder.encode(group.prompt.columns)):
+                self._groups.accept(group, trajectory_of(group, index, row, version, self._run[1]))
         self._groups.held_by(SOURCE)  # forgets the groups that are back
 
 
-def trajectory_of(group: Group, row: SftRow, version: int, incarnation: int) -> Trajectory:
-    """Return a row as the only sample of its group: its learnt tokens count as the policy's."""
+def trajectory_of(group: Group, index: int, row: SftRow, version: int, incarnation: int) -> Trajectory:
+    """Return a row as a sample of its group, by index: its learnt tokens count as the policy's."""
     mask = (row.weights > 0.0).astype(np.uint8)
     facts = TrajectoryFacts(
         group=group.name,
-        sample_index=0,
+        sample_index=index,
         attempt=group.attempt,
         incarnation=incarnation,
         kind="train",
@@ -50,7 +50,7 @@ def trajectory_of(group: Group, row: SftRow, version: int, incarnation: int) -> 
         num_prompt_tokens=int(mask.argmax()),
         num_turns=1,
         finish="stop",
-        reward=0.0,
+        reward=row.reward,
         reward_parts={},
         version_spans=_spans(mask.tolist(), version),
         started_at=0.0,

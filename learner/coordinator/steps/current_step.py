@@ -129,7 +129,8 @@ class CurrentStep:
             self.detail = f"step {self.step + 1} waits for {self._missing(choice.awaited)}"
             return
         groups = self._groups.assign(choice.groups, self.step + 1)
-        self.batch = build_step(self.step + 1, self.policy_version, groups, self._settings.learner)
+        learner, are_pairs = self._settings.learner, self._settings.objective == "dpo"
+        self.batch = build_step(self.step + 1, self.policy_version, groups, learner, are_pairs=are_pairs)
         self.leasable_versions = range(self.policy_version, self.policy_version + 2)
         self.detail = f"step {self.batch.step} is training"
 
@@ -180,7 +181,7 @@ class CurrentStep:
 
     def _metrics(self, batch: StepBatch, message: m.StepEnd) -> dict[str, float]:
         of_batch = batch.metrics(self._settings.rewards.combine)
-        if self._settings.objective == "sft":  # nothing was generated or scored
+        if self._settings.is_of_rows:  # nothing was generated or scored
             of_batch = {name: each for name, each in of_batch.items() if name.startswith(("data/", "length/mean"))}
         if message.is_applied:
             self._num_tokens += int(of_batch["data/num_model_tokens"])

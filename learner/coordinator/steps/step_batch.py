@@ -100,12 +100,14 @@ def _lengths_by_reward(rewards: NDArray[np.float64], lengths: NDArray[np.int64])
     return {"length/better": better, "length/worse": worse}
 
 
-def build_step(step: int, policy_version: int, groups: Sequence[Group], settings: LearnerSettings) -> StepBatch:
+def build_step(
+    step: int, policy_version: int, groups: Sequence[Group], settings: LearnerSettings, *, are_pairs: bool = False
+) -> StepBatch:
     """Return the step made of these groups, cut into mini-batches, each packed and balanced over the ranks.
 
     A mini-batch has whole groups, in order: a sample is compared within its own update. With equal_groups = skip,
     groups with equal rewards are left out of the plan, unless all are equal: their advantages are zero. They count as
-    trained. The loss then divides by the tokens of the others alone.
+    trained. The loss then divides by the tokens of the others alone. are_pairs: a group is whole in one micro-batch.
     """
     trajectories: list[Trajectory] = []
     group_indices: list[list[int]] = []
@@ -118,10 +120,10 @@ def build_step(step: int, policy_version: int, groups: Sequence[Group], settings
         planned = group_indices
     plans = []
     for mini_batch in _cut(planned, settings.num_mini_batches):
-        indices = [index for part in mini_batch for index in part]
-        lengths = [trajectories[index].facts.num_tokens for index in indices]
+        units = mini_batch if are_pairs else [[index] for part in mini_batch for index in part]
+        lengths = [sum(trajectories[index].facts.num_tokens for index in unit) for unit in units]
         plan = plan_step(lengths, settings.num_ranks, settings.micro_batch_tokens)
-        plans.append([[[indices[place] for place in part] for part in rank] for rank in plan])
+        plans.append([[[index for place in part for index in units[place]] for part in rank] for rank in plan])
     return StepBatch(step, policy_version, tuple(groups), tuple(trajectories), group_indices, plans)
 
 

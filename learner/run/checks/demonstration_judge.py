@@ -1,4 +1,4 @@
-"""Which demonstrations can be learnt: their form, the chat template, and the model's positions.
+"""Which demonstrations and pairs can be learnt: their form, the chat template, and the model's positions.
 
 The tokenizer runs in a process of its own, because it imports torch.
 """
@@ -13,17 +13,17 @@ from typing import Any, Self
 
 from learner.data.prompt_reading import Refusal
 from learner.data.prompts import Prompt
-from learner.data.sft_forms import BadRowError, recognise
+from learner.data.sft_forms import BadRowError
 from learner.data.sft_rows import RowEncoder
 
 
 class DemonstrationJudge:
     """Returns the reasons why rows cannot be learnt. forms: numbers of the others, by form."""
 
-    def __init__(self, model: Path, *, trust_remote_code: bool) -> None:
+    def __init__(self, model: Path, *, are_pairs: bool, trust_remote_code: bool) -> None:
         self.forms: Counter[str] = Counter()
         self._model = model
-        self._trust_remote_code = trust_remote_code
+        self._options = {"are_pairs": are_pairs, "trust_remote_code": trust_remote_code}
         self._child = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
     def __enter__(self) -> Self:
@@ -37,19 +37,19 @@ class DemonstrationJudge:
     def __call__(self, prompts: Sequence[Prompt]) -> list[Refusal | None]:
         """Return the problem of each row, or None."""
         rows = [prompt.columns for prompt in prompts]
-        found = self._child.submit(judge_rows, self._model, self._trust_remote_code, rows).result()
+        found = self._child.submit(judge_rows, self._model, self._options, rows).result()
         self.forms.update(form for form, problem in found if not problem)
         return [Refusal(problem) if problem else None for _, problem in found]
 
 
-def judge_rows(model: Path, trust_remote_code: bool, rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+def judge_rows(model: Path, options: dict[str, bool], rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return the form and the problem of each row, as a sentence; the latter is empty for a row that can be learnt."""
-    encoder = RowEncoder(model, trust_remote_code=trust_remote_code)
+    encoder = RowEncoder(model, **options)
     found = []
     for row in rows:
         form = problem = ""
         try:
-            form, _ = recognise(row)
+            form = encoder.form_of(row)
             encoder.encode(row)
         except BadRowError as error:
             problem = f"{error}."

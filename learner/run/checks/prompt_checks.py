@@ -83,8 +83,9 @@ def read_train_prompts(settings: Settings, model: Path, start: RunStart) -> Trai
 
 
 def _judge_of(settings: Settings, model: Path) -> DemonstrationJudge | PromptJudge:
-    if settings.objective == "sft":
-        return DemonstrationJudge(model, trust_remote_code=settings.policy.trust_remote_code)
+    if settings.is_of_rows:
+        are_pairs = settings.objective == "dpo"
+        return DemonstrationJudge(model, are_pairs=are_pairs, trust_remote_code=settings.policy.trust_remote_code)
     return PromptJudge(model, settings, settings.data.max_prompt_tokens)
 
 

@@ -81,17 +81,41 @@ def test_recipe_passes_the_plan(
     assert f"Run folder {tmp_path}/{settings_of(name).run.name}" in told.out
 
 
-def test_fine_tuning_is_planned_without_a_server(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "rows", "objective", "forms"),
+    [
+        (
+            "sft",
+            '{"text": "abc"}\n{"prompt": "1 + 1 =", "completion": " 2"}\n',
+            "supervised fine-tuning on data.train, without rollout servers",
+            "data.train has 1 row of text, 1 row of prompt + completion.",
+        ),
+        (
+            "dpo",
+            '{"prompt": "1 + 1 =", "chosen": " 2", "rejected": " 3"}\n',
+            "preference learning (loss sigmoid) on data.train, without rollout servers",
+            "data.train has 1 row of prompt + chosen + rejected.",
+        ),
+    ],
+)
+def test_training_on_rows_is_planned_without_a_server(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    rows: str,
+    objective: str,
+    forms: str,
 ) -> None:
     monkeypatch.setenv("SLUICE_HOME", str(tmp_path / "home"))
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"text": "abc"}\n{"prompt": "1 + 1 =", "completion": " 2"}\n')
-    own = ["--policy.model", str(model), "--data.train", str(rows), "--run.dir", str(tmp_path), "--plan"]
-    assert main(["--config", str(SHELF.parent / "sft.yaml"), *own]) == 0
+    path = tmp_path / "rows.jsonl"
+    path.write_text(rows)
+    own = ["--policy.model", str(model), "--data.train", str(path), "--run.dir", str(tmp_path), "--plan"]
+    assert main(["--config", str(SHELF.parent / f"{name}.yaml"), *own]) == 0
     told = capsys.readouterr().out
-    assert "supervised fine-tuning on data.train, without rollout servers" in " ".join(told.split())
-    assert "data.train has 1 row of text, 1 row of prompt + completion." in " ".join(told.split())
+    assert objective in " ".join(told.split())
+    assert forms in " ".join(told.split())
     assert "rollout server 0" not in told
 
 

@@ -230,7 +230,7 @@ def test_demonstrations_that_cannot_be_learnt_are_named_with_their_lines(tmp_pat
             {"messages": [{"role": "assistant", "content": "a"}]},
             "has chat messages, and the model has no chat template",
         ),
-        ({"segments": [{"text": "ab", "weight": 0.5}]}, "has the weight 0.5, and objective = sft takes 0 or 1."),
+        ({"segments": [{"text": "ab", "weight": 0.5}]}, "has the weight 0.5, and this objective takes 0 or 1."),
         ({"input_ids": [1, 99999]}, "has the token 99999, and the model has"),
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in ({"text": "abc"}, *(row for row, _ in bad))))

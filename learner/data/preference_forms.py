@@ -1,0 +1,94 @@
+"""The forms of pairs of answers, recognised by their columns: read and checked without a tokenizer.
+
+columns                                                    the prompt
+prompt, chosen, rejected: text or messages                 prompt
+chosen, rejected: whole conversations                      the messages with which both begin
+conversations, chosen, rejected: one message each          conversations
+instruction, chosen, rejected [input, system, history]     instruction and input
+messages, rejected_response                                all but the last message, which is the chosen one
+"""
+
+from typing import Any
+
+from learner.data.sft_forms import BadRowError, Chat, Content, recognise
+
+_ANSWERS = ("chosen", "rejected")
+_LAST_MESSAGE = "messages + rejected_response"
+
+
+def recognise_pair(row: dict[str, Any]) -> tuple[str, list[Content]]:
+    """Return a row's form, in words, and the contents of its chosen and rejected answer. Raises: BadRowError."""
+    row = {key: each for key, each in row.items() if each is not None}
+    if "messages" in row and "rejected_response" in row:
+        form, rows = _LAST_MESSAGE, _of_last_message(row)
+    elif all(key in row for key in _ANSWERS):
+        form, rows = _of_columns(row)
+    else:
+        raise BadRowError(f"has the keys {sorted(row)}, expected chosen + rejected, or {_LAST_MESSAGE}")
+    if rows[0] == rows[1]:
+        raise BadRowError("has equal answers in chosen and rejected: they say nothing about each other")
+    return form, [recognise(each)[1] for each in rows]
+
+
+def _of_columns(row: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """Return the form, and the row as two demonstrations: prompt and completion."""
+    answers = [[each] if isinstance(each, dict) else each for each in (row[key] for key in _ANSWERS)]
+    tools = {"tools": row["tools"]} if "tools" in row else {}
+    if all(_is_conversation(answer) for answer in answers):
+        prompt, answers = _split(*answers)
+        return "whole conversations in chosen + rejected", [
+            {"prompt": prompt, "completion": each, **tools} for each in answers
+        ]
+    if "conversations" in row:
+        asked = _as_list(row["conversations"])
+        prompts = [recognise({**_rest(row), "conversations": asked + _as_list(answer)}) for answer in answers]
+        return "conversations + chosen + rejected", _last_learnt(prompts, tools)
+    if "instruction" in row:
+        prompts = [recognise({**_rest(row), "output": answer}) for answer in answers]
+        return "instruction + chosen + rejected", _last_learnt(prompts, tools)
+    if "prompt" not in row:
+        raise BadRowError("has chosen and rejected as text without a prompt. Add the column prompt")
+    return "prompt + chosen + rejected", [{"prompt": row["prompt"], "completion": each, **tools} for each in answers]
+
+
+def _of_last_message(row: dict[str, Any]) -> list[dict[str, Any]]:
+    messages = _as_list(row["messages"])
+    last = messages[-1] if messages and isinstance(messages[-1], dict) else {}
+    if last.get("role") != "assistant":
+        raise BadRowError("messages does not end with the assistant's chosen answer")
+    tools = {"tools": row["tools"]} if "tools" in row else {}
+    rejected = {"role": "assistant", "content": row["rejected_response"]}
+    return [{"prompt": messages[:-1], "completion": [each], **tools} for each in (last, rejected)]
+
+
+def _last_learnt(found: list[tuple[str, Content]], tools: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the conversations with their last message as the completion, of which alone something is learnt."""
+    chats = [content.messages for _, content in found if isinstance(content, Chat)]
+    return [{"prompt": chat[:-1], "completion": chat[-1:], **tools} for chat in chats]
+
+
+def _rest(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: each for key, each in row.items() if key not in _ANSWERS}
+
+
+def _is_conversation(answer: Any) -> bool:
+    """Return whether the messages begin before the answer: with a system's or a user's one."""
+    is_list = isinstance(answer, list) and bool(answer) and isinstance(answer[0], dict)
+    return is_list and answer[0].get("role") in ("system", "user")
+
+
+def _split(chosen: list[Any], rejected: list[Any]) -> tuple[list[Any], list[list[Any]]]:
+    """Return the messages with which both begin, and the rest of each."""
+    pairs = zip(chosen, rejected, strict=False)
+    num = next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(chosen), len(rejected)))
+    if num == 0:
+        raise BadRowError("has conversations in chosen and rejected that do not begin with the same message")
+    if num in (len(chosen), len(rejected)):
+        raise BadRowError("has a conversation in chosen or rejected that the other one continues")
+    return chosen[:num], [chosen[num:], rejected[num:]]
+
+
+def _as_list(messages: Any) -> list[Any]:
+    if not isinstance(messages, list):
+        raise BadRowError(f"has {str(messages)[:80]!r}, expected a list of messages")
+    return messages

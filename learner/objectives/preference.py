@@ -1,0 +1,134 @@
+"""Learning from pairs of a chosen and a rejected answer: DPO and its relatives.
+
+A pair is a group of two trajectories, the chosen one first, and is whole in one micro-batch. D is the difference of
+the chosen and the rejected answer's log p, each less the reference's; L a mean log p; s = logsigmoid; e smoothing.
+
+sigmoid  -(1 - e) s(beta D) - e s(-beta D)                      arXiv 2305.18290; e > 0: cDPO
+robust   [-(1 - e) s(beta D) + e s(-beta D)] / (1 - 2 e)        arXiv 2403.00409
+ipo      (D - 1 / (2 beta))^2                                   arXiv 2310.12036
+hinge    max(0, 1 - beta D)                                     arXiv 2305.10425
+simpo    -s(beta D - gamma), of means, no reference             arXiv 2405.14734
+orpo     -beta s(log odds of chosen - of rejected), plus the chosen answer's mean negative logprob   arXiv 2403.07691
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from learner.models.gradient import StepResult, Sums
+from learner.models.micro_batch import MicroBatch
+from learner.models.roles import Roles
+from learner.objectives.policy_gradient import StepOutcome, add_fixed_columns
+from learner.objectives.step_plan import plan_updates
+from learner.objectives.supervised import outcome_of
+from protocol.settings.preference import PreferenceSettings
+from protocol.settings.settings import Settings
+from protocol.wire.messages import Batch
+from protocol.wire.trajectory import Trajectory
+
+
+class Preference:
+    """Takes the steps of a run with objective = dpo."""
+
+    def __init__(self, roles: Roles, settings: Settings) -> None:
+        self._roles = roles
+        self._num_epochs = settings.learner.num_epochs
+        self._loss = PairLoss(settings.preference)
+
+    def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
+        """Take one step and return its outcome. Collective. Arguments: as `PolicyGradient.take_step`."""
+        is_trained = [True] * len(batch.facts)
+        plan = plan_updates(batch, trajectories, policy_version, torch.ones_like, is_trained)
+        micro_batches = add_fixed_columns(plan.micro_batches, self._roles, with_old=False)
+        num_planned = [part.num_planned for part in batch.mini_batches] or [len(batch.planned)]
+        results = [
+            self._roles.policy.step(part, self._loss, num // 2, with_entropy=False)
+            for _ in range(self._num_epochs)
+            for num, (_, part) in zip(num_planned, plan.split(micro_batches), strict=True)
+        ]
+        outcome = outcome_of(results, sum(update.num_model_tokens for update in plan.updates))
+        return StepOutcome(outcome.applied, outcome.detail, {**outcome.metrics, **_pair_metrics(results)})
+
+
+class PairLoss:
+    """The sum of a micro-batch's losses of pairs, and sums for the metrics."""
+
+    def __init__(self, settings: PreferenceSettings) -> None:
+        self._settings = settings
+        default = 1.0 if settings.loss == "orpo" else 0.0
+        self._nll_coefficient = default if settings.nll_coefficient is None else settings.nll_coefficient
+
+    def __call__(self, logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
+        """Return (sum over pairs, sums over pairs). Shapes: as `LossFunction`."""
+        counts = torch.tensor(micro_batch.counts, device=logprobs.device)  # [S]
+        own = _sums(logprobs, micro_batch)
+        reference = micro_batch.reference_logprobs
+        compared = own if reference is None else own - _sums(reference, micro_batch)
+        if self._settings.average or not self._settings.has_reference:
+            compared = compared / counts.clamp(min=1)
+        chosen, rejected = _places(micro_batch.numbers, logprobs.device)
+        beta = self._settings.beta
+        losses = self._of_pairs(compared[chosen], compared[rejected])
+        mean_nll = -(own / counts.clamp(min=1))[chosen]
+        difference = compared[chosen] - compared[rejected]
+        # An empty micro-batch has no pair, and its loss is a zero of the model: every rank goes backward.
+        loss = losses.sum() + self._nll_coefficient * mean_nll.sum() + 0.0 * own.sum()
+        sums = {
+            "num_pairs": torch.ones_like(difference).sum(),
+            "preference/accuracy": (difference > 0).double().sum(),
+            "preference/margin": beta * difference.sum(),
+            "preference/chosen": beta * compared[chosen].sum(),
+            "preference/rejected": beta * compared[rejected].sum(),
+            "preference/chosen_nll": mean_nll.sum(),
+        }
+        return loss, {name: each.detach() for name, each in sums.items()}
+
+    def _of_pairs(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        """Return the loss of each pair from the log p that are compared, [P] each."""
+        settings = self._settings
+        beta, smoothing, difference = settings.beta, settings.label_smoothing, chosen - rejected
+        match settings.loss:
+            case "sigmoid":
+                return -(1 - smoothing) * logsigmoid(beta * difference) - smoothing * logsigmoid(-beta * difference)
+            case "robust":
+                right, wrong = logsigmoid(beta * difference), logsigmoid(-beta * difference)
+                return (-(1 - smoothing) * right + smoothing * wrong) / (1 - 2 * smoothing)
+            case "ipo":
+                return (difference - 1 / (2 * beta)) ** 2
+            case "hinge":
+                return torch.relu(1 - beta * difference)
+            case "simpo":
+                return -logsigmoid(beta * difference - settings.gamma)
+        return -beta * logsigmoid(difference - (_log1mexp(chosen) - _log1mexp(rejected)))
+
+
+def _sums(logprobs: Tensor, micro_batch: MicroBatch) -> Tensor:
+    """Return the sum of each trajectory's logprobs, float64 [S]."""
+    return torch.stack([part.sum() for part in torch.split(logprobs.double(), list(micro_batch.counts))])
+
+
+def _places(numbers: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the places in the micro-batch of the chosen and of the rejected answers, [P] each, by pair.
+
+    numbers: of the trajectories in their step, where pair i has 2 i and 2 i + 1; -1: none.
+    """
+    place = {number: i for i, number in enumerate(numbers) if number >= 0}
+    pairs = [(place[number], place[number + 1]) for number in sorted(place) if number % 2 == 0]
+    both = torch.tensor(pairs, dtype=torch.long, device=device).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
+
+
+def _log1mexp(logp: Tensor) -> Tensor:
+    """Return log(1 - exp(logp)) for logp below 0, exact near 0 too; at 0 the smallest positive distance counts."""
+    below = logp.clamp(max=-torch.finfo(logp.dtype).tiny)
+    return torch.where(below > -math.log(2), (-torch.expm1(below)).log(), torch.log1p(-below.exp()))
+
+
+def _pair_metrics(results: list[StepResult]) -> dict[str, float]:
+    """Return the mean of each sum over the pairs of all updates."""
+    num_pairs = max(1.0, sum(result.sums["num_pairs"] for result in results))
+    names = [name for name in results[0].sums if name.startswith("preference/")]
+    return {name: sum(result.sums[name] for result in results) / num_pairs for name in names}

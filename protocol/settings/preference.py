@@ -1,0 +1,31 @@
+"""Settings of learning from pairs of answers: objective = dpo."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from protocol.settings.section import Section
+
+
+class PreferenceSettings(Section):
+    """The loss of pairs of a chosen and a rejected answer (learner/objectives/preference.py has the formulas)."""
+
+    loss: Literal["sigmoid", "robust", "ipo", "hinge", "simpo", "orpo"] = Field(
+        "sigmoid", description="sigmoid: DPO, with preference.label_smoothing cDPO. simpo and orpo have no reference."
+    )
+    beta: PositiveFloat = Field(0.1, description="Strength of the comparison: larger keeps closer to the reference.")
+    label_smoothing: float = Field(
+        0.0, ge=0.0, lt=0.5, description="sigmoid, robust: share of pairs whose answers are the wrong way round."
+    )
+    average: bool = Field(
+        False, description="Mean logprob of an answer's tokens instead of their sum; simpo and orpo always have means."
+    )
+    gamma: NonNegativeFloat = Field(0.5, description="simpo: margin by which the chosen answer is to be better.")
+    nll_coefficient: NonNegativeFloat | None = Field(
+        None, description="Weight of the chosen answer's mean negative logprob; null: 1 for orpo, 0 for others."
+    )
+
+    @property
+    def has_reference(self) -> bool:
+        """Return whether logprobs are compared with those of a reference model."""
+        return self.loss not in ("simpo", "orpo")

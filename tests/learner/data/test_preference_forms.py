@@ -1,0 +1,63 @@
+"""Pairs of answers: each form's two contents, and rows that compare nothing."""
+
+from typing import Any
+
+import pytest
+
+from learner.data.preference_forms import recognise_pair
+from learner.data.sft_forms import BadRowError, Chat, Completion
+
+USER = {"role": "user", "content": "q"}
+SYSTEM = {"role": "system", "content": "s"}
+
+
+def says(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        ({"prompt": [USER], "chosen": [says("a")], "rejected": [says("b")]}, [USER]),
+        ({"prompt": "q", "chosen": [USER, says("a")], "rejected": [USER, says("b")]}, [USER]),
+        ({"chosen": [SYSTEM, USER, says("a")], "rejected": [SYSTEM, USER, says("b")]}, [SYSTEM, USER]),
+        (
+            {
+                "conversations": [{"from": "human", "value": "q"}],
+                "chosen": {"from": "gpt", "value": "a"},
+                "rejected": {"from": "gpt", "value": "b"},
+            },
+            [USER],
+        ),
+        ({"instruction": "q", "input": "", "system": "s", "chosen": "a", "rejected": "b"}, [SYSTEM, USER]),
+        ({"messages": [USER, says("a")], "rejected_response": "b"}, [USER]),
+    ],
+)
+def test_answers_are_learnt_after_their_prompt(row: dict[str, Any], prompt: list[dict[str, str]]) -> None:
+    _, contents = recognise_pair(row)
+    expected = [Chat([*prompt, says(text)], [0.0] * len(prompt) + [1.0], None) for text in ("a", "b")]
+    assert contents == expected
+
+
+def test_texts_are_completions_of_their_prompt() -> None:
+    form, contents = recognise_pair({"prompt": "q", "chosen": "a", "rejected": "b", "margin": None})
+    assert form == "prompt + chosen + rejected"
+    assert contents == [Completion("q", "a", None), Completion("q", "b", None)]
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"prompt": "q", "chosen": "a"}, "has the keys ['chosen', 'prompt'], expected chosen + rejected"),
+        ({"prompt": "q", "chosen": "a", "rejected": "a"}, "has equal answers"),
+        ({"chosen": "q a", "rejected": "q b"}, "text without a prompt. Add the column prompt"),
+        ({"chosen": [USER, says("a")], "rejected": [SYSTEM, says("b")]}, "do not begin with the same message"),
+        ({"chosen": [USER, says("a")], "rejected": [USER]}, "the other one continues"),
+        ({"prompt": "q", "chosen": 1, "rejected": 2}, "completion is 1, expected a string"),
+        ({"messages": [USER], "rejected_response": "b"}, "does not end with the assistant's chosen answer"),
+    ],
+)
+def test_row_that_compares_nothing_is_refused(row: dict[str, Any], problem: str) -> None:
+    with pytest.raises(BadRowError) as refused:
+        recognise_pair(row)
+    assert problem in str(refused.value)
