@@ -1,26 +1,31 @@
-"""A fixed text whose logprobs show whether a server computes with the pushed weights.
+"""A natural text whose logprobs show whether a server computes with the pushed weights.
 
 A digest shows that the bytes arrived; a server may still load them wrongly.
 
-The first test compares the largest difference with a tolerance. The second, for smaller faults, projects the
-differences onto the push's change of the learner's logprobs. The coefficient is the missing part of the change: 1 for
-the old weights, 0 for the new ones.
+The first test compares the median and the 95th percentile of the differences with a tolerance: rounding moves a few
+tokens far, for example through another expert, and wrong weights move most tokens. The second, for smaller faults,
+projects the differences onto the push's change of the learner's logprobs. The coefficient is the missing part of the
+change: 1 for the old weights, 0 for the new ones.
 """
 
 import math
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from learner.models.micro_batch import LearnerSample, make_micro_batch
 from learner.models.policy import PolicyEngine
+from learner.rank.same_tokens import read_tokenizer
 from protocol.settings.settings import Settings
 
 # More than a block of vLLM's cache (128 tokens on CPUs), to notice cached older weights.
 _NUM_TOKENS = 136
-_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
+_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}  # nats, for the median of the differences
+_TAIL_TOLERANCES = 3.0  # largest 95th percentile, in tolerances
+_MAX_TOLERANCES, _MAX_NATS = 10.0, 5.0  # largest difference: the larger of the two, in tolerances and in nats
 # Noise is a good server's usual difference. Change and noise are root mean squares, without outliers.
 _MIN_CHANGE = 4.0  # smallest change that the second test uses, in units of noise
 _MIN_NOISE = 1e-3  # lower bound of the noise, as a share of the tolerance
@@ -30,17 +35,38 @@ _MAX_GOOD_PART = 0.1
 _MAX_GOOD_DEVIATIONS = 8.0
 # Share of outlier tokens: rounding can send a token to another expert. Other weights show in all tokens.
 _OUTLIER_SHARE = 0.05
+# Prose, numbers, code and other scripts. Random tokens are the worst case of rounding in bfloat16.
+_TEXT = """\
+The Danube rises in the Black Forest and flows through ten countries before it reaches the Black Sea, 2,850 km away.
+Ships carry grain, ore and cars on it, and four capitals stand on its banks: Vienna, Bratislava, Budapest and Belgrade.
+
+def mean(values):
+    return sum(values) / len(values)  # fails for an empty list
+
+Question: A train leaves at 9:40 and arrives at 12:05. How long does the journey take?
+Answer: From 9:40 to 12:00 are 2 hours and 20 minutes, and 5 minutes more make 2 hours and 25 minutes.
+Le chat dort sur la chaise. Die Straße ist naß. 今天天气很好。 Сегодня холодно.
+Each spring the ice breaks, the river rises, and the farmers of the delta wait until the fields are dry again.
+"""
+
+
+def natural_text(model: Path, *, trust_remote_code: bool = False) -> list[int]:
+    """Return the tokens of a fixed text of about 200 words, by the tokenizer of the folder `model`."""
+    tokenizer = read_tokenizer("policy.model", model, trust_remote_code)
+    tokens: list[int] = tokenizer(_TEXT)["input_ids"]
+    return tokens
 
 
 class Probe:
     """The text, the learner's logprobs of it, and the tolerance in nats."""
 
-    def __init__(self, policy: PolicyEngine, settings: Settings) -> None:
+    def __init__(self, policy: PolicyEngine, settings: Settings, text: Sequence[int]) -> None:
+        """text: as `natural_text` returns it."""
         weights = settings.weights
         self._policy = policy
         self._tolerance = weights.probe_tolerance or _TOLERANCE[settings.policy.dtype]
         num_tokens = min(_NUM_TOKENS, settings.rollout.max_context_tokens - 1) if weights.probe else 0
-        self.tokens = _draw(policy.vocab_size, settings.run.seed, num_tokens)
+        self.tokens = list(text[:num_tokens])
         self._expected = np.zeros(0)
         self._change = np.zeros(0)  # change of the learner's logprobs at the last push that changed them
         self._readings: deque[float] = deque(maxlen=_NUM_READINGS)  # RMS differences of good servers
@@ -64,12 +90,15 @@ class Probe:
         if len(logprobs) != self._expected.size:
             return f"{server} answered {len(logprobs)} logprobs, expected {self._expected.size}"
         differences = np.array(logprobs) - self._expected
-        largest = float(np.max(np.abs(differences)))
+        usual, tail, largest = np.quantile(np.abs(differences), (0.5, 1 - _OUTLIER_SHARE, 1.0))
         text = (
-            f"{server} computes other logprobs than the learner after the push: they differ by up to {largest:.2g} nats"
+            f"{server} computes other logprobs than the learner after the push: they differ by {usual:.2g} nats in the "
+            f"median, {tail:.2g} in the 95th percentile and up to {largest:.2g}"
         )
-        if not largest <= self._tolerance:  # a NaN is not a match either
-            return f"{text}, more than {self._tolerance:g}. Set weights.probe_tolerance if the precision explains it"
+        limits = self._tolerance, _TAIL_TOLERANCES * self._tolerance, max(_MAX_TOLERANCES * self._tolerance, _MAX_NATS)
+        if not (usual <= limits[0] and tail <= limits[1] and largest <= limits[2]):  # a NaN is not a match either
+            allowed = ", ".join(f"{limit:g}" for limit in limits)
+            return f"{text}, allowed are {allowed}. Set weights.probe_tolerance if the precision explains it"
         if (part := self._missing_part(differences)) is not None:
             return f"{text}, as if {part:.0%} of the push's change were missing: some weights are of another version"
         self._readings.append(_rms(differences[_inliers(differences)]))
@@ -103,7 +132,3 @@ def _inliers(values: NDArray[np.float64]) -> NDArray[np.intp]:
 
 def _rms(values: NDArray[np.float64]) -> float:
     return float(np.sqrt(np.mean(values**2)))
-
-
-def _draw(vocab_size: int, seed: int, num_tokens: int) -> list[int]:
-    return [int(token) for token in np.random.default_rng(seed).integers(0, vocab_size, num_tokens)]

@@ -26,15 +26,16 @@ class RankPusher:
         servers: Sequence[ServerControls],
         address: str,
         backend: str,
+        text: Sequence[int],
         learner: str = "",
     ) -> None:
-        """servers: empty on every rank but 0. address: this node's, where the servers meet rank 0. learner: as in
-        `WeightPusher`.
+        """servers: empty on every rank but 0. address: this node's, where the servers meet rank 0. text: the probe's.
+        learner: as in `WeightPusher`.
         """
         self.device: DeviceSwitch = OwnDevice()
         weights = settings.weights
         self._policy = policy
-        self._probe = Probe(policy, settings)
+        self._probe = Probe(policy, settings, text)
         bucket_bytes = weights.bucket_mb << 20 if weights.bucket_mb else default_bucket_bytes(backend)
         self._weights = policy.pushed_weights(bucket_bytes)
         self._plan = self._weights.plan

@@ -21,6 +21,7 @@ from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.coordinator_client import CoordinatorClient
 from learner.rank.device_switch import SharedDevice
 from learner.rank.mfu import Meter, make_meter, no_mfu
+from learner.rank.probe import natural_text
 from learner.rank.process import WAITING_FOR_BATCH, RunPlace
 from learner.rank.push import RankPusher
 from learner.rank.start import Models, World
@@ -164,7 +165,8 @@ def train(
     coordinator = CoordinatorClient(channel, run.run_id, run.incarnation)
     servers = [reach_server(name) for name in run.servers] if rank == 0 else []
     learner = learner_name(run.run_id, run.incarnation)
-    pusher = RankPusher(models.roles.policy, settings, servers, world.place.host, run.weights_backend, learner)
+    text = natural_text(model, trust_remote_code=settings.policy.trust_remote_code) if settings.weights.probe else []
+    pusher = RankPusher(models.roles.policy, settings, servers, world.place.host, run.weights_backend, text, learner)
     if servers:
         pusher.follow(servers_now, reach_server)
     if run.shares_devices:

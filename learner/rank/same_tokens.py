@@ -17,8 +17,10 @@ def check_same_tokens(setting: str, folder: Path, policy: Path, *, trust_remote_
     """
     if not any(folder.glob("tokenizer*")):
         return
-    found = _tokens(setting, folder, trust_remote_code)
-    expected = _tokens("policy.model", policy, trust_remote_code)
+    named = ((setting, folder), ("policy.model", policy))
+    found, expected = (
+        read_tokenizer(*each, trust_remote_code)(_TEXT, add_special_tokens=False)["input_ids"] for each in named
+    )
     if found != expected:
         place = next((i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), 0)
         raise OperatorError(
@@ -28,12 +30,11 @@ def check_same_tokens(setting: str, folder: Path, policy: Path, *, trust_remote_
         )
 
 
-def _tokens(setting: str, folder: Path, trust_remote_code: bool) -> list[int]:
+def read_tokenizer(setting: str, folder: Path, trust_remote_code: bool) -> Any:
+    """Return the tokenizer in `folder`. Raises: OperatorError with the name of the setting."""
     from transformers import AutoTokenizer
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        tokens: list[int] = tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise OperatorError(f"The tokenizer of {setting} cannot be read: {type(error).__name__}: {error}.") from error
-    return tokens

@@ -76,7 +76,9 @@ class WeightsSettings(Section):
         True, description="After each push compare logprobs of a fixed text between learner and server."
     )
     probe_tolerance: PositiveFloat | None = Field(
-        None, description="Largest accepted difference, nats; null: 0.001 in float32, 0.5 in bfloat16."
+        None,
+        description="Largest accepted median of the differences, nats; their 95th percentile may be 3 times as large. "
+        "null: 0.001 in float32, 0.5 in bfloat16.",
     )
 
 

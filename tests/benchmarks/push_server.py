@@ -6,6 +6,7 @@ It ends when its standard input does. WAY: how pushes come, "second_copy" or "in
 """
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -131,7 +132,8 @@ async def _serve(model: Path, port: int, way: str) -> None:
     from rollout.engine.engine import Engine
     from tests.fakes.tiny_models import engine_of
 
-    request = engine_of(model, second_copy=way == "second_copy")
+    dtype = json.loads((model / "config.json").read_text())["dtype"]
+    request = engine_of(model, dtype, second_copy=way == "second_copy")
     if way == "ipc":
         request = request.model_copy(update={"weights_backend": "ipc"})
     engine = await Engine.start(request)

@@ -108,7 +108,7 @@ class Rank:
         self.policy = PolicyEngine(settings(self.model, stage))
         self.server = ReceivingServer("server")
         servers = [self.server] if self.rank == 0 else []
-        self.pusher = RankPusher(self.policy, RUN_SETTINGS, servers, "127.0.0.1", "gloo")
+        self.pusher = RankPusher(self.policy, RUN_SETTINGS, servers, "127.0.0.1", "gloo", [])
         self.step_number = self.version = 0
         self.found = dict.fromkeys(_WORST, 0)
         if self.rank == 0:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from learner.models.world import join_world
+from learner.rank.probe import natural_text
 from learner.rank.push import RankPusher
 from protocol.settings.settings import Settings
 from rollout.engine.engine import Engine
@@ -64,7 +65,9 @@ class Pushing:
         self.engine = engine
         self.learner = SluiceSide(settings, model)
         server = InProcessServer("engine", engine)
-        self.pusher = RankPusher(self.learner.roles.policy, settings, [server], "127.0.0.1", "gloo")
+        self.pusher = RankPusher(
+            self.learner.roles.policy, settings, [server], "127.0.0.1", "gloo", natural_text(model)
+        )
         self.version = 0
         self.seen = Seen(metrics=self.learner.metrics)
 

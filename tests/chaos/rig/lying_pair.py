@@ -16,6 +16,7 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from learner.models.policy import PolicyEngine
+from learner.rank.probe import natural_text
 from learner.rank.push import RankPusher
 from learner.weights.push import PushReport
 from tests.chaos.rig.control_line import ControlLine
@@ -102,7 +103,7 @@ def lying_pair(model: Path, num_servers: int, num_workers: int) -> Iterator[Lyin
     with _started(model, num_servers, num_workers) as servers:
         policy = PlainPolicy(Qwen2ForCausalLM.from_pretrained(model, dtype=torch.float32))
         settings = settings_of(model, num_workers)
-        pusher = RankPusher(cast(PolicyEngine, policy), settings, servers, _HOST, "gloo")
+        pusher = RankPusher(cast(PolicyEngine, policy), settings, servers, _HOST, "gloo", natural_text(model))
         try:
             yield LyingPair(policy, servers, pusher)
         finally:

@@ -62,7 +62,7 @@ def servers() -> list[Liar]:
 @pytest.fixture
 def pusher(servers: list[Liar]) -> Iterator[RankPusher]:
     settings = Settings.model_validate({"policy": {"model": "m", "dtype": "float32"}})
-    made = RankPusher(cast(PolicyEngine, Policy()), settings, servers, "127.0.0.1", "gloo")
+    made = RankPusher(cast(PolicyEngine, Policy()), settings, servers, "127.0.0.1", "gloo", range(16))
     yield made
     made.close()
 
@@ -134,7 +134,7 @@ def test_servers_that_the_run_has_by_now_are_pushed_to_and_others_no_more(server
     by_name = {server.name: server for server in servers}
     names = ("s1",)
     settings = Settings.model_validate({"policy": {"model": "m", "dtype": "float32"}})
-    pusher = RankPusher(cast(PolicyEngine, Policy()), settings, servers[:1], "127.0.0.1", "gloo")
+    pusher = RankPusher(cast(PolicyEngine, Policy()), settings, servers[:1], "127.0.0.1", "gloo", range(16))
     pusher.follow(lambda: names, by_name.__getitem__)
     try:
         assert pushed_to(pusher, 1) == ("s1",)
@@ -156,7 +156,7 @@ def test_new_server_that_is_not_there_yet_is_tried_again_at_the_next_push(server
 
     names = ("s1",)
     settings = Settings.model_validate({"policy": {"model": "m", "dtype": "float32"}})
-    pusher = RankPusher(cast(PolicyEngine, Policy()), settings, servers[:1], "127.0.0.1", "gloo")
+    pusher = RankPusher(cast(PolicyEngine, Policy()), settings, servers[:1], "127.0.0.1", "gloo", range(16))
     pusher.follow(lambda: names, reach)
     try:
         names = ("s1", "s2")
