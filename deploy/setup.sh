@@ -172,6 +172,15 @@ install_lock() {
     install --no-deps "${index[@]}" --requirement "$lock"
     # The project itself, in place: vLLM finds Sluice's weight-transfer engine through its entry point.
     install --no-deps --no-build-isolation --editable .
+    [[ $lock != requirements-gpu.lock ]] || check_build
+}
+
+# Another index may have a build of the same version without CUDA.
+check_build() {
+    local cuda
+    cuda=$(.venv/bin/python -c 'import torch; print(torch.version.cuda)' 2>>"$LOG") || return 0
+    [[ $cuda != None ]] || fail "the index gave a torch without CUDA for $lock. Unset PIP_FIND_LINKS, PIP_INDEX_URL and" \
+        "PIP_EXTRA_INDEX_URL or name an index with CUDA builds, remove .venv and run this again."
 }
 
 knows_torch() {

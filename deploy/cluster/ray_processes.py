@@ -50,6 +50,8 @@ def ray_environment(home: Home, node_ip: str) -> dict[str, str]:
         **{name: os.environ.get(name, default) for name, default in _RAY_SETTINGS.items()},
         # Ray lowers its workers' priority; learner and engine are this machine's main work.
         "RAY_worker_niceness": "0",
+        # A process without GPUs sees none: else all ranks of `--num-gpus 0` would share the first.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
         # Without bytecode files importing torch, vLLM and DeepSpeed takes three times as long.
         "PYTHONDONTWRITEBYTECODE": "",
         # With 1 Ray replaces 127.0.0.1 by the machine's network address, and listens there.

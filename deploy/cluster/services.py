@@ -15,6 +15,7 @@ from protocol.node.home import ProcessRecord
 from protocol.node.identity import code_digest
 
 _ROOT = Path(__file__).resolve().parents[2]
+SERVICE_GPUS = "SLUICE_SERVICE_GPUS"
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Service:
     command: tuple[str, ...]
     code: str  # digest of its code: a service with other code is restarted
     folder: Path
+    is_bundled: bool = True  # False: a user's script, which sees all GPUs
 
     def launch(self, home: Home) -> ProcessRecord:
         """Start the process and return its record."""
@@ -36,6 +38,9 @@ class Service:
             "OMP_NUM_THREADS": "1",
             "PATH": search_path(),
         }
+        if self.is_bundled:
+            # On a GPU that Ray lends to a rank or a server, a model would take memory that they count on.
+            environment["CUDA_VISIBLE_DEVICES"] = os.environ.get(SERVICE_GPUS, "")
         log = home.logs / f"{self.name}.log"
         return launch(self.name, self.command, self.code, log, environment, self.url, self.folder)
 
@@ -79,6 +84,7 @@ def _retriever(options: StartOptions, home: Home) -> Service:
         command=("bash", str(script), *arguments),
         code=_script_digest(script) if options.retriever_script else code_digest(("protocol", "retriever")),
         folder=Path.cwd() if options.retriever_script else _ROOT,
+        is_bundled=options.retriever_script is None,
     )
 
 

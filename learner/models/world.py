@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared in its stubs
 
 from protocol.addresses import family_of, name_interface
+from protocol.errors import OperatorError
 
 
 def join_world(
@@ -19,8 +20,9 @@ def join_world(
     """Join the process group (gloo on CPUs, nccl on GPUs); returns its store, which rank 0 serves.
 
     timeout_s: longest wait for the other ranks, here and in each collective. listener: rank 0's open socket at host and
-    port, or None. Raises: RuntimeError of torch after timeout_s.
+    port, or None. Raises: RuntimeError of torch after timeout_s; OperatorError where torch cannot use the rank's GPU.
     """
+    _check_device()
     name_interface(host, os.environ)
     # Each rank sees one device only, which DeepSpeed finds by this number.
     os.environ["LOCAL_RANK"] = "0"
@@ -40,6 +42,16 @@ def join_world(
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=deadline)
     return store
+
+
+def _check_device() -> None:
+    """Raise OperatorError when Ray gave this process a GPU that torch does not see: it would train on the CPU."""
+    if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) and not torch.cuda.is_available():
+        raise OperatorError(
+            f"This rank has GPU {given} of {socket.gethostname()}, and torch {torch.__version__} sees none (its CUDA: "
+            f"{torch.version.cuda or 'none'}). Run deploy/setup.sh there with SLUICE_LOCK=gpu, update the NVIDIA "
+            "driver, or start the cluster with --num-gpus 0 to train on CPUs."
+        )
 
 
 def own_device() -> torch.device:

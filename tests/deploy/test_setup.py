@@ -292,3 +292,16 @@ def test_driver_that_is_too_old_for_the_gpu_lock_is_refused(clone: Path, driver:
     said = set_up(clone).stderr
     assert (f"the NVIDIA driver is {driver}, and CUDA 13 needs 580 or newer." in said) is is_refused
     assert "NVIDIA driver" not in set_up(clone, SLUICE_LOCK="gpu").stderr
+
+
+@pytest.mark.parametrize(("cuda", "is_refused"), [("None", True), ("'13.0'", False)])
+def test_torch_without_cuda_is_refused_where_the_gpu_lock_was_installed(
+    clone: Path, cuda: str, is_refused: bool
+) -> None:
+    shutil.copy(ROOT / "requirements-gpu.lock", clone)
+    offer(clone, "g++", "exit 0")
+    made = '.venv/lib/python3.11/site-packages/torch && echo "class version: cuda = ' + cuda + '" >"$_/__init__.py"'
+    offer(clone, "uv", f"mkdir -p {made}")
+    done = set_up(clone, SLUICE_PYTHON=sys.executable, SLUICE_LOCK="gpu")
+    assert ("the index gave a torch without CUDA for requirements-gpu.lock." in done.stderr) is is_refused
+    assert done.returncode == is_refused

@@ -239,7 +239,9 @@ def test_retriever_listens_for_other_nodes_where_they_are_told_to_ask(
     tmp_path: Path, given: list[str], url: str | None
 ) -> None:
     options = read_start_options(given)
-    command = services_of(options, Home(tmp_path))["retriever"].command
+    retriever = services_of(options, Home(tmp_path))["retriever"]
+    command = retriever.command
+    assert retriever.is_bundled == ("--retriever-script" not in given)
     assert shared_retriever_url(options) == url
     assert ("--also-on" in command) == (url is not None)
     if url is not None:

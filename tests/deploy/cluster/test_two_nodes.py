@@ -144,12 +144,14 @@ def assert_actors_that_take_nothing_are_where_they_are_planned() -> None:
 
 
 def assert_pairs_share_gpus() -> None:
-    """Check that of two ranks and two servers one of each sees the same GPU, on a node that has a third."""
+    """Check that of two ranks and two servers one of each sees the same GPU, and a process without a GPU none."""
     import ray
 
     plan = planned(2, devices="shared")
     seer = ray.remote(num_cpus=0)(class_of_no_module("Seer", see=lambda _: os.environ["CUDA_VISIBLE_DEVICES"]))
-    seen, kept = [], []
+    without = seer.remote()
+    assert ray.get(without.see.remote(), timeout=240) == ""
+    seen, kept = [], [without]
     for part in (plan.servers, plan.ranks):  # as a run starts them
         there = places(part.count, part.num_gpus, [node.node_id for node in part.places], part.resources)
         kept += (started := [seer.options(**place.options()).remote() for place in there])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from learner.models.world import join_world
 from learner.rank.start import find_models
 from protocol.errors import OperatorError
 from protocol.node.small_model_files import read_small_files
@@ -46,3 +47,9 @@ def test_another_model_of_the_same_name_on_rank_0s_node_is_refused(model: Path) 
 def test_a_model_that_rank_0s_node_lacks_is_named(model: Path) -> None:
     with pytest.raises(OperatorError, match=r"On rank 0's node .*: settings: policy.model = .*nowhere is not a folder"):
         find_models(settings_of(model / "nowhere"), {"policy.model": {}}, is_first=True)
+
+
+def test_rank_that_has_a_gpu_and_a_torch_without_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(OperatorError, match=r"This rank has GPU 3 of .*sees none .*SLUICE_LOCK=gpu.*--num-gpus 0"):
+        join_world(0, 1, "127.0.0.1", 0, 5.0)
