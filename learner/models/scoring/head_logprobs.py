@@ -43,7 +43,7 @@ def head_logprobs(
     hidden: [K, H]. weight: [V, H]. bias: [V] or None. targets: [K] int64. Softmax and sums over it are float32. Only
     logprobs carry a gradient. with_entropy: False gives zeros and saves their work.
     Memory: a few times [C, U] in float32, C * U at most chunk_numbers; in the backward pass the gradients of hidden
-    and weight, and hidden once more in float32.
+    and weight, and hidden twice more. Time: passes over [C, U], so each fuses what one kernel can do.
     Source: the running maximum and sum of online softmax, arXiv:1805.02867.
     """
     if chunk_numbers is None:
@@ -69,8 +69,8 @@ class _HeadLogprobs(Function):
         for tokens in chunks.of_tokens():
             softmax = _OnlineSoftmax(tokens.stop - tokens.start, hidden.device, with_entropy)
             for entries in chunks.of_entries():
-                logits = chunks.logits(tokens, entries, weight[entries]).div_(form.temperature)
-                softmax.add(logits, *chunks.target_columns(tokens, entries))
+                products, factor = chunks.logits(tokens, entries, weight[entries])
+                softmax.add(products, factor, *chunks.target_columns(tokens, entries))
             scores[tokens], log_sums[tokens] = softmax.scores(), softmax.log_sums()
         ctx.save_for_backward(hidden, weight, bias, targets, log_sums)
         ctx.form, ctx.chunk_numbers = form, chunk_numbers
@@ -84,21 +84,25 @@ class _HeadLogprobs(Function):
         of_hidden = torch.zeros_like(hidden, dtype=torch.float32) if wants_hidden else None
         of_weight = torch.empty_like(weight) if wants_weight else None
         of_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
-        by_token = grads[0][:, :1]  # entropies carry none
+        by_token = grads[0][:, :1] * (ctx.form.scale / ctx.form.temperature)  # entropies carry none
+        # A gradient's size is added to the exponents of softmax, and its sign goes to what it is multiplied with.
+        sign = by_token.sign().neg_()
+        signed = hidden * sign.to(hidden.dtype)
         for entries in chunks.of_entries():
             rows = weight[entries]
             row_grads = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device) if wants_weight else None
             for tokens in chunks.of_tokens():
-                grad = chunks.logit_gradient(tokens, entries, rows, by_token[tokens], log_sums[tokens])
+                grad = chunks.logit_gradient(tokens, entries, rows, by_token[tokens].abs(), log_sums[tokens])
                 if of_bias is not None:
-                    of_bias[entries] += grad.sum(0)
-                grad = grad.to(rows.dtype)
+                    of_bias[entries] += sign[tokens, 0] @ grad.float()
                 if of_hidden is not None:
                     _add_product(of_hidden[tokens], grad, rows)
                 if row_grads is not None:
-                    _add_product(row_grads, grad.T, hidden[tokens])
+                    _add_product(row_grads, grad.T, signed[tokens])
             if of_weight is not None and row_grads is not None:
                 of_weight[entries] = row_grads
+        if of_hidden is not None:
+            of_hidden *= sign
         found = (of_hidden, of_weight, of_bias)
         typed = [None if g is None else g.to(x.dtype) for g, x in zip(found, (hidden, weight, bias), strict=True)]
         return *typed, None, None, None, None
@@ -121,15 +125,14 @@ class _Chunks:
     def of_entries(self) -> Iterator[slice]:
         yield from _runs(len(self._weight), self._num_entries)
 
-    def logits(self, tokens: slice, entries: slice, rows: Tensor) -> Tensor:
-        """Return [C, U] float32, before the division by the temperature. rows: the head's weights of the entries."""
+    def logits(self, tokens: slice, entries: slice, rows: Tensor) -> tuple[Tensor, float]:
+        """Return ([C, U], the factor that makes logits of it). rows: the head's weights of the entries."""
+        form = self._form
         bias = None if self._bias is None else self._bias[entries].to(rows.dtype)
-        logits = torch.nn.functional.linear(self._hidden[tokens], rows, bias).float()
-        if self._form.scale != 1.0:
-            logits *= self._form.scale
-        if self._form.softcap is not None:
-            logits = logits.div_(self._form.softcap).tanh_().mul_(self._form.softcap)
-        return logits
+        products = torch.nn.functional.linear(self._hidden[tokens], rows, bias)
+        if form.softcap is None:
+            return products, form.scale / form.temperature
+        return products.float().mul_(form.scale / form.softcap).tanh_(), form.softcap / form.temperature
 
     def target_columns(self, tokens: slice, entries: slice) -> tuple[Tensor, Tensor]:
         """Return (column of each token's target in the chunk, or another one; whether it is there), both [C, 1]."""
@@ -137,55 +140,52 @@ class _Chunks:
         is_here = (columns >= 0) & (columns < entries.stop - entries.start)
         return torch.where(is_here, columns, 0), is_here
 
-    def logit_gradient(self, tokens: slice, entries: slice, rows: Tensor, by_token: Tensor, log_sum: Tensor) -> Tensor:
-        """Return [C, U] float32, the gradient of the head's product. by_token: [C, 1], the gradient of the logprobs."""
-        form = self._form
-        logits = self.logits(tokens, entries, rows)
-        slope = None if form.softcap is None else 1.0 - (logits / form.softcap).square_()
-        by_token = by_token / form.temperature
-        # d logp / d logits = (onehot(target) - p) / temperature
-        grad = logits.div_(form.temperature).sub_(log_sum[:, None]).exp_().mul_(-by_token)
+    def logit_gradient(self, tokens: slice, entries: slice, rows: Tensor, size: Tensor, log_sum: Tensor) -> Tensor:
+        """Return [C, U] in the type of rows: size * (p - onehot(target)), the gradient of the product but for its sign.
+
+        size: [C, 1], of the gradient of the logprobs by the product.
+        """
+        products, factor = self.logits(tokens, entries, rows)
+        exponents = torch.add(size.log() - log_sum[:, None], products, alpha=factor)
         columns, is_here = self.target_columns(tokens, entries)
-        grad.scatter_add_(1, columns, by_token * is_here)
-        if slope is not None:
-            grad.mul_(slope)
-        return grad.mul_(form.scale) if form.scale != 1.0 else grad
+        at_target = exponents.gather(1, columns).exp_() - size * is_here
+        is_capped = self._form.softcap is not None
+        grad = exponents if is_capped else torch.empty_like(exponents, dtype=rows.dtype)
+        torch.exp(exponents, out=grad)
+        grad.scatter_(1, columns, at_target.to(grad.dtype))
+        return grad.mul_(1.0 - products.square_()).to(rows.dtype) if is_capped else grad
 
 
 class _OnlineSoftmax:
-    """Sums over the vocabulary of one chunk of tokens, kept relative to the largest logit so far; each [C]."""
+    """The softmax over the vocabulary entries so far, of one chunk of tokens; each [C, 1]."""
 
     def __init__(self, num_tokens: int, device: torch.device, with_entropy: bool) -> None:
         self._with_entropy = with_entropy
-        # Finite, and below any logit: its product with the first sums, which are 0, must not be NaN.
-        self._top = torch.full((num_tokens,), -1e30, device=device)
-        self._total = torch.zeros_like(self._top)  # of exp(x - top)
-        self._moment = torch.zeros_like(self._top)  # of exp(x - top) * (x - top)
-        self._target = torch.zeros_like(self._top)  # logit of the target, 0 before its chunk
+        self._zero = torch.zeros(1, device=device)
+        # Finite, and below any logit: its product with a share of 0 must not be NaN.
+        self._log_sum = torch.full((num_tokens, 1), -1e30, device=device)
+        self._entropy = torch.zeros_like(self._log_sum)
+        self._target = torch.zeros_like(self._log_sum)  # logit of the target, 0 before its chunk
 
-    def add(self, logits: Tensor, columns: Tensor, is_here: Tensor) -> None:
-        """Add the logits of more vocabulary entries, [C, U], which are overwritten."""
-        self._target += torch.where(is_here, logits.gather(1, columns), 0.0)[:, 0]
-        top = torch.maximum(self._top, logits.amax(1))
-        shift = self._top - top
-        shrink = shift.exp()
-        logits -= top[:, None]
+    def add(self, products: Tensor, factor: float, columns: Tensor, is_here: Tensor) -> None:
+        """Add the logits of more vocabulary entries, factor * products [C, U]."""
+        self._target += torch.where(is_here, products.gather(1, columns), 0.0).float() * factor
+        top, at_top = products.max(1, keepdim=True)
+        shares = torch.softmax(torch.add(self._zero, products, alpha=factor), 1)
+        before, own = self._log_sum, top.float() * factor - shares.gather(1, at_top).log()
+        self._log_sum = torch.logaddexp(before, own)
         if self._with_entropy:
-            weights = logits.exp()
-            self._moment = shrink * (self._moment + shift * self._total) + torch.linalg.vecdot(weights, logits)
-        else:
-            weights = logits.exp_()
-        self._total = shrink * self._total + weights.sum(1)
-        self._top = top
+            entropy = torch.special.entr(shares).sum(1, keepdim=True)
+            # Two sets with shares w and entropies h have the entropy sum(w * (h - log w)).
+            more, less = self._log_sum - own, self._log_sum - before  # -log w
+            self._entropy = (-more).exp() * (entropy + more) + (-less).exp() * (self._entropy + less)
 
     def log_sums(self) -> Tensor:
-        return self._top + self._total.log()
+        return self._log_sum[:, 0]
 
     def scores(self) -> Tensor:
         """Return [C, 2]: the targets' logprobs, and the entropies or zeros."""
-        log_total = self._total.log()
-        entropies = log_total - self._moment / self._total if self._with_entropy else torch.zeros_like(log_total)
-        return torch.stack([self._target - self._top - log_total, entropies], 1)
+        return torch.cat([self._target - self._log_sum, self._entropy], 1)
 
 
 def _add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:

@@ -3,11 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from learner.models.scoring.head_logprobs import HeadForm, head_logprobs
 
@@ -108,3 +111,32 @@ def test_memory_is_a_few_chunks_and_no_logits_of_all_tokens() -> None:
     ended = subprocess.run([sys.executable, "-c", _MEASURE], cwd=root, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert 4 * (1 << 22) < int(ended.stdout) < 250e6
+
+
+class BytesMoved(TorchDispatchMode):
+    """Counts the bytes that kernels read and write, each tensor once a kernel; numbers at given places are left out."""
+
+    number = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if not function.is_view and not any(part in function.name() for part in ("empty", "gather", "scatter")):
+            read = {id(each): each for each in tree_leaves(args) if isinstance(each, Tensor)}
+            written = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+            self.number += sum(each.numel() * each.element_size() for each in [*read.values(), *written])
+        return result
+
+
+@pytest.mark.parametrize(("with_entropy", "most"), [(True, 110.7 / 2), (False, 94.7 / 2)])
+def test_passes_over_the_logits_move_half_of_what_one_kernel_for_each_operation_would(
+    with_entropy: bool, most: float
+) -> None:
+    k, h, v = 16384, 896, 151936  # Qwen2.5 0.5B
+    hidden, weight = (torch.empty(n, h, dtype=torch.bfloat16, device="meta").requires_grad_() for n in (k, v))
+    targets = torch.empty(k, dtype=torch.int64, device="meta")
+    with BytesMoved() as moved:
+        form = HeadForm()
+        head_logprobs(
+            hidden, weight, None, targets, form, with_entropy=with_entropy, chunk_numbers=1 << 26
+        ).sum().backward()
+    assert most / 2 < moved.number / (k * v) < most
