@@ -8,17 +8,20 @@ Shapes: H heads, T tokens of all segments, D head size, B rows, L longest of a b
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 NAME = "sluice_varlen"
 # Smallest length in a block, as a share of the longest one's.
 _SIMILAR = 0.9
+_MAX_FLASH_SIZE, _FLASH_STEP = 256, 8  # head sizes of torch's kernel for GPUs: up to the first, multiples of the second
 # Options of some models that are not supported here. Ignoring them would silently change logprobs.
 _UNKNOWN = ("softcap", "s_aux", "sinks", "position_bias")
 
@@ -49,13 +52,17 @@ class Segments:
         """lengths: the segments' lengths in order, decreasing."""
         self.longest = lengths[0]
         self.bounds = torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)).to(device)
-        self.blocks: list[Block] = []
-        begin = 0
-        for end in range(1, len(lengths) + 1):
-            if end == len(lengths) or lengths[end] < _SIMILAR * lengths[begin]:
-                self.blocks.append(Block(list(lengths[begin:end]), device))
+        self._lengths, self._device = lengths, device
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The segments in blocks of similar length. The GPU's kernel needs none."""
+        blocks, begin = [], 0
+        for end in range(1, len(self._lengths) + 1):
+            if end == len(self._lengths) or self._lengths[end] < _SIMILAR * self._lengths[begin]:
+                blocks.append(Block(list(self._lengths[begin:end]), self._device))
                 begin = end
-        self.num_tokens = [block.num_tokens for block in self.blocks]
+        return blocks
 
 
 def varlen_attention(
@@ -82,9 +89,11 @@ def varlen_attention(
         if others.get(name) is not None:
             raise ValueError(f"sluice_varlen has no {name}: this model cannot be trained with packed micro-batches")
     tokens = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [T, H, D]
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and dropout == 0.0:
-        return _flash(tokens, segments, scaling, sliding_window)[None], None
-    parts = zip(*(torch.split(tensor, segments.num_tokens) for tensor in tokens), segments.blocks, strict=True)
+    is_small = max(query.shape[3], value.shape[3]) <= _MAX_FLASH_SIZE
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and dropout == 0.0 and is_small:
+        return flash(tokens, segments, scaling, sliding_window)[None], None
+    sizes = [block.num_tokens for block in segments.blocks]
+    parts = zip(*(torch.split(tensor, sizes) for tensor in tokens), segments.blocks, strict=True)
     outputs = [_attend(q, k, v, block, scaling, dropout, sliding_window) for q, k, v, block in parts]
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None], None
 
@@ -130,26 +139,31 @@ def _rows(tokens: Tensor, block: Block) -> Tensor:
     return padded.view(block.num_rows, block.longest, *tokens.shape[1:]).transpose(1, 2)
 
 
-def _flash(tokens: list[Tensor], segments: Segments, scaling: float | None, window: int | None) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
+def flash(
+    tokens: list[Tensor], segments: Segments, scaling: float | None, window: int | None, kernel: Any = None
+) -> Tensor:
+    """Return [T, H, D] by torch's packed kernel for GPUs, which wants one head size for queries, keys and values.
 
+    tokens: queries, keys and values; MLA's have other sizes than each other. kernel: another one with its interface.
+    """
+    if kernel is None:
+        from torch.nn.attention.varlen import varlen_attn as kernel
     q, k, v = tokens
+    size = -max(q.shape[2], v.shape[2]) // _FLASH_STEP * -_FLASH_STEP
+    scaling, kept = scaling or q.shape[2] ** -0.5, v.shape[2]
+    options: dict[str, Any] = {}
+    if has_groups := q.shape[1] != k.shape[1]:
+        if "enable_gqa" in signature(kernel).parameters:
+            options["enable_gqa"] = has_groups
+        else:  # torch before 2.13
+            k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
+    q, k, v = (tensor if tensor.shape[2] == size else pad(tensor, (0, size - tensor.shape[2])) for tensor in (q, k, v))
     bounds, longest = segments.bounds, segments.longest
-    out = varlen_attn(
-        q,
-        k,
-        v,
-        bounds,
-        bounds,
-        longest,
-        longest,
-        scale=scaling,
-        # Both ends are included: a window of w tokens is the token itself and w - 1 before.
-        window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
+    # Both ends are included: a window of w tokens is the token itself and w - 1 before.
+    ends = (-1 if window is None else window - 1, 0)
+    out = kernel(q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=ends, **options)
     assert isinstance(out, Tensor)
-    return out
+    return out[..., :kept]
 
 
 class _ToRows(Function):

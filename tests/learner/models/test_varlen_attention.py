@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from learner.models import varlen_attention
 from learner.models.micro_batch import LearnerSample, make_micro_batch
-from learner.models.varlen_attention import Segments
+from learner.models.varlen_attention import Segments, flash
 from learner.models.varlen_attention import varlen_attention as attend
 from tests.fakes.tiny_models import make_tiny_model
 
@@ -107,3 +107,26 @@ def test_attention_refuses_a_batch_without_segments() -> None:
     q = torch.zeros(1, 1, 5, 2)
     with pytest.raises(ValueError, match="needs the micro-batch's segments"):
         attend(torch.nn.Module(), q, q, q, None)
+
+
+def test_the_gpus_kernel_gets_one_head_size_that_it_supports_and_gives_the_same_numbers() -> None:
+    torch.manual_seed(0)
+    segments = Segments((5, 3), torch.device("cpu"))
+    q, k, v = (torch.randn(1, heads, 8, size) for heads, size in ((4, 12), (2, 12), (2, 6)))  # as MLA: v is smaller
+    seen = []
+
+    def kernel(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *bounds: object, scale: float, window_size: tuple[int, int]
+    ) -> torch.Tensor:
+        """Torch 2.11's interface, without groups."""
+        seen.append([tuple(each.shape) for each in (q, k, v)])
+        rows = [each.transpose(0, 1)[None] for each in (q, k, v)]
+        out = attend(
+            torch.nn.Module(), *rows, None, scaling=scale, sliding_window=window_size[0] + 1, segments=segments
+        )
+        return out[0][0]
+
+    found = flash([each[0].transpose(0, 1) for each in (q, k, v)], segments, None, 3, kernel)
+    expected = attend(torch.nn.Module(), q, k, v, None, sliding_window=3, segments=segments)[0][0]
+    assert seen == [[(8, 4, 16)] * 3]
+    torch.testing.assert_close(found, expected)
