@@ -65,10 +65,21 @@ def make_ranks(
     _check_shared(ranks, folder)
     host, port = call(ranks[0].ask("offer_address"), ranks[0].name)
     # All at once: each spends seconds on its imports.
-    placing = [rank.ask("take_place", RankPlace(rank.number, len(ranks), host, port)) for rank in ranks]
+    places = rank_places(topology, host, port)
+    placing = [rank.ask("take_place", place) for rank, place in zip(ranks, places, strict=True)]
     for rank, reference in zip(ranks, placing, strict=True):
         call(reference, rank.name, _IMPORT_S)
     return ranks
+
+
+def rank_places(topology: Topology, host: str, port: int) -> list[RankPlace]:
+    """Return each rank's place, in order. host, port: where the ranks meet."""
+    nodes = [node.node_ip for node in topology.ranks.places]
+    of_servers = [node.node_ip for node in topology.servers.places]
+    return [
+        RankPlace(number, len(nodes), host, port, nodes.count(node), of_servers.count(node))
+        for number, node in enumerate(nodes)
+    ]
 
 
 def rank_names(topology: Topology) -> list[str]:

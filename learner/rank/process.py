@@ -37,6 +37,8 @@ class RankPlace:
     world_size: int
     host: str  # address of rank 0, where ranks and rollout servers meet
     port: int  # of rank 0's store
+    ranks_here: int = 1  # learner ranks on this rank's node
+    servers_here: int = 0  # rollout servers on this rank's node when the run starts
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,6 @@ class RunPlace:
     incarnation: int  # number of the run's start, from 1
     coordinator_address: str  # tcp://HOST:PORT
     servers: tuple[str, ...]  # names of the actors that receive the first push
-    num_servers: int  # rollout servers, with those that are starting
     weights_backend: str  # nccl, ipc or gloo
     shares_devices: bool = False  # ranks and servers use the same devices alternately
 
@@ -104,7 +105,7 @@ class RankProcess:
 
         with self._keeping_tracebacks():
             # No rollout server generates on these cores before training begins.
-            use_threads(self._settings, self._place.world_size, num_others=0)
+            use_threads(self._settings, self._place.ranks_here, num_others=0)
             self._set_phase("finding the models on this node")
             folders = find_models(self._settings, self._small_files, is_first=self._place.rank == 0)
             self._model = folders["policy.model"]
@@ -120,7 +121,8 @@ class RankProcess:
         from learner.rank.rank import train
         from learner.rank.start import use_threads
 
-        use_threads(self._settings, self._place.world_size, num_others=run.num_servers)
+        num_workers = self._place.servers_here * self._settings.rollout.tensor_parallel_size
+        use_threads(self._settings, self._place.ranks_here, num_others=num_workers)
         self._servers = run.servers
         place = (self._folder, self._model, run)
         reach = (self._reach_server, lambda: self._servers)

@@ -99,7 +99,7 @@ def load(settings: Settings, folders: Mapping[str, Path], checkpoint: Checkpoint
 
 
 def use_threads(settings: Settings, num_ranks: int, num_others: int) -> None:
-    """Use this rank's share of the cores. num_others: other processes that compute, one core for each.
+    """Use this rank's share of its node's cores. num_ranks: on the node. num_others: processes there with a core each.
 
     With more threads than cores, every parallel region waits for a thread that is not running.
     """

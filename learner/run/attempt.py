@@ -180,7 +180,6 @@ class RunAttempt:
             incarnation=self._spec.incarnation,
             coordinator_address=self._spec.coordinator_address,
             servers=self._servers.ready_names,
-            num_servers=len(self._servers.names),
             weights_backend=self._topology.backend,
             shares_devices=self._topology.shares_devices,
         )

@@ -148,7 +148,7 @@ def run_recipe(
         if is_shared:
             serving.sleep(spec)
         backend = "ipc" if is_shared else "gloo"
-        place = RunPlace(start.run_id, incarnation, address, (SERVER,), 1, backend, shares_devices=is_shared)
+        place = RunPlace(start.run_id, incarnation, address, (SERVER,), backend, shares_devices=is_shared)
         models = load(settings, {"policy.model": model}, None, lambda phase: None)
         by_name, names, tell = lambda _: controls, lambda: place.servers, lambda _: None
         ended = train(world, models, settings, start.folder, model, place, by_name, names, tell)
