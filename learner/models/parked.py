@@ -23,6 +23,7 @@ class ParkedModels:
         self._roots = list(roots)
         self._device = device
         self._parked: list[tuple[UntypedStorage, Tensor]] = []  # with its bytes on the host
+        self._memory = torch.empty(0, dtype=torch.uint8)  # on the host, kept for the next turn
 
     @property
     def num_bytes(self) -> int:
@@ -34,8 +35,9 @@ class ParkedModels:
         if self._parked:
             return
         self._synchronize()
-        for storage in _storages(self._roots, self._device):
-            held = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        storages = list(_storages(self._roots, self._device))
+        sizes = [storage.nbytes() for storage in storages]
+        for storage, held in zip(storages, torch.split(self._take_memory(sum(sizes)), sizes), strict=True):
             held.copy_(_bytes_of(storage))
             self._parked.append((storage, held))
         for storage, _ in self._parked:
@@ -51,6 +53,19 @@ class ParkedModels:
             _bytes_of(storage).copy_(held)
             self._parked.pop()
         self._synchronize()
+
+    def _take_memory(self, num_bytes: int) -> Tensor:
+        """Return host memory of this size. Torch's own pinned memory takes the next power of two, for each tensor."""
+        if len(self._memory) < num_bytes:
+            is_pinned = self._device.type == "cuda"
+            cuda: Any = torch.cuda.cudart() if is_pinned else None  # type: ignore[no-untyped-call]
+            if is_pinned and len(self._memory):
+                cuda.cudaHostUnregister(self._memory.data_ptr())
+            self._memory = torch.empty(0, dtype=torch.uint8)  # freed before more is taken
+            self._memory = torch.empty(num_bytes, dtype=torch.uint8)
+            if is_pinned:
+                torch.cuda.check_error(cuda.cudaHostRegister(self._memory.data_ptr(), num_bytes, 0))
+        return self._memory[:num_bytes]
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
