@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import islice, repeat
 from typing import Any
 
 import torch
@@ -34,37 +35,42 @@ class PushedWeights:
         would send tokens to other experts.
         """
         self._model, self._gather = model, gather
-        sources: list[_Source] = []
+        self._sources: list[_Source] = []
         for weight in weights_of(model):
             shapes = shapes_on_disk(model, weight, shape_of)
             own = str(weight.parts[0].dtype).removeprefix("torch.")
             sent = own if dtype is None or weight.is_buffer else dtype
-            sources.append((weight, tuple(TensorMeta(name, sent, shape) for name, shape in shapes.items())))
-        self._buckets = cut_into_runs(sources, _num_bytes, bucket_bytes)
-
-    @property
-    def plan(self) -> tuple[Bucket, ...]:
-        """The buckets on the wire: a tuple of tensors each. All parts of one tensor in memory are in one bucket."""
-        return tuple(tuple(meta for _, metas in bucket for meta in metas) for bucket in self._buckets)
+            self._sources.append((weight, tuple(TensorMeta(name, sent, shape) for name, shape in shapes.items())))
+        metas = [meta for _, metas in self._sources for meta in metas]
+        self.plan: tuple[Bucket, ...] = tuple(
+            map(tuple, cut_into_runs(metas, lambda meta: meta.num_bytes, bucket_bytes))
+        )
+        """The buckets on the wire, a tuple of tensors each. Experts that are one tensor in memory may be in several."""
 
     def buckets(self, *, is_sender: bool) -> Iterator[Iterator[tuple[str, Tensor]]]:
         """Yield each bucket's tensors by name on the sender (rank 0), and an empty bucket on other ranks. Collective.
 
         Tensors are gathered while they are taken. Use each before the next: a bucket is never whole in memory.
         """
-        for bucket in self._buckets:
-            tensors = self._tensors(bucket, is_sender)
+        every = self._tensors(is_sender)
+        for bucket in self.plan:
+            tensors = islice(every, len(bucket))
             if is_sender:
-                yield tensors
+                yield (tensor for tensor in tensors if tensor is not None)
             for _ in tensors:  # the other ranks gather tensors that were not taken, too
                 pass
             if not is_sender:
                 yield iter(())
+        next(every, None)  # ends the last gathering
 
-    def _tensors(self, bucket: Sequence[_Source], is_sender: bool) -> Iterator[tuple[str, Tensor]]:
-        for few in cut_into_runs(bucket, _num_bytes, _GATHERED_BYTES):
+    def _tensors(self, is_sender: bool) -> Iterator[tuple[str, Tensor] | None]:
+        """Yield every tensor of the plan on the sender, None in its place on other ranks. Collective."""
+        for few in cut_into_runs(self._sources, _num_bytes, _GATHERED_BYTES):
             with self._gather([part for weight, _ in few for part in weight.parts]):
-                for weight, metas in few if is_sender else ():
+                for weight, metas in few:
+                    if not is_sender:
+                        yield from repeat(None, len(metas))
+                        continue
                     found = as_on_disk(self._model, {weight.name: weight.merge()})
                     yield from ((meta.name, found[meta.name].to(getattr(torch, meta.dtype))) for meta in metas)
 
