@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import NeighbourError, SettingsError
+from protocol.node.home import sluice_home
 from protocol.settings.rollout import LOGPROBS_MODE
 from protocol.settings.run_spec import EngineRequest
 from rollout.engine.stop_strings import has_fast_tokenizer
@@ -65,6 +66,9 @@ def _set_environment(spec: EngineRequest) -> None:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1" if Path(spec.model).is_dir() else "0",
         "TOKENIZERS_PARALLELISM": "false",
+        # Containers often have no home folder, and would compile at every start.
+        "VLLM_CACHE_ROOT": str(sluice_home() / "cache" / "vllm"),
+        "TRITON_CACHE_DIR": str(sluice_home() / "cache" / "triton"),
         # Makes torch use pages of 2 MiB for large tensors: a push into new memory takes a quarter of the time.
         "THP_MEM_ALLOC_ENABLE": "1",
         # The same for other memory, such as oneDNN's packed weights. Read when a process starts.

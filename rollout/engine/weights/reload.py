@@ -6,6 +6,7 @@ push that lacks the other parts shows when the learner compares the server's log
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,10 @@ from torch import Tensor
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
+
+# It warns of a tied head at every push. `Reload.finish` names what a push lacks.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 
 class Reload:
@@ -54,7 +59,7 @@ def drop_expert_kernels(model: Any) -> None:
 
     vLLM packs them only when it creates their kernel. With an existing kernel, all logprobs would be wrong by nats.
     """
-    for layer in model.modules():
+    for layer in model.modules() if current_platform.is_cpu() else ():  # captured graphs keep a GPU's kernel
         method = getattr(layer, "quant_method", None)
         if isinstance(method, UnquantizedFusedMoEMethod):
             method.moe_kernel = None
