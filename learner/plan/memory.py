@@ -74,10 +74,9 @@ def rank_memory(settings: Settings, sizes: Sizes) -> Memory:
         total += trained_memory(critic, dtype, zero_stage_of(asked, dtype), learner.num_ranks, offload)
         activations = max(activations, activation_bytes(critic, settings))  # trained one after the other
     if needs_reference(settings) and not is_reference_the_base(settings):
-        # An offloaded reference is on the device during use.
-        of_reference = (sizes.reference or policy).parameters * BYTES[dtype]
-        is_away = settings.reference.offload
-        total += Memory(of_reference, of_reference if is_away else 0, of_reference if is_away else 0)
+        of_reference = (sizes.reference or policy).parameters * BYTES[dtype] // (learner.num_ranks if stage == 3 else 1)
+        # An offloaded reference is on the device during use, with the policy.
+        total += Memory(of_reference, of_reference if settings.reference.offload and stage != 3 else 0)
     return total + Memory(activations, passing=activations)
 
 

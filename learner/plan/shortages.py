@@ -84,7 +84,7 @@ def gpu_memory_shortages(processes: Processes, nodes: Sequence[Node], whole_on_e
     else:
         state, cure = "weights", "Raise rollout.tensor_parallel_size, or set placement.servers.gpus to 1"
     if whole_on_each:
-        cure += f". The {whole_on_each} is whole on each rank: set {whole_on_each}.offload"
+        cure += f". The {whole_on_each} is whole on each rank: learner.zero_stage = 3 shards it"
     share = min(processes.num_gpus, 1.0)
     largest = sorted(nodes, key=lambda node: node.gpu_bytes or 0)[-1:]
     for node in (processes.places or largest) if processes.num_gpus and processes.count else ():

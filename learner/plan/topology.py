@@ -21,6 +21,7 @@ from learner.plan.shortages import (
 from protocol.errors import SettingsError
 from protocol.settings.placement import RankPlacement, can_take_turns, processes_per_node
 from protocol.settings.settings import Settings
+from protocol.settings.zero_stage import zero_stage_of
 
 _RANK = "learner rank"
 _SERVER = "rollout server"
@@ -177,7 +178,8 @@ def _place_roles(
             ranks, servers = replace(ranks, places=tuple(found[0])), replace(servers, places=tuple(found[1]))
             shortages = host_memory_shortages(ranks, servers) or loading_shortages(ranks)
     has_reference = needs_reference(settings) and not is_reference_the_base(settings)
-    whole = "reference" if has_reference and not settings.reference.offload else ""
+    is_whole = zero_stage_of(settings.learner.zero_stage, settings.policy.dtype) != 3
+    whole = "reference" if has_reference and is_whole else ""
     refuse([*shortages, *gpu_memory_shortages(ranks, nodes, whole), *gpu_memory_shortages(servers, nodes)])
     return ranks, servers
 

@@ -151,9 +151,13 @@ class TrainedModel:
         """Return (name, trained parameter) in the model's order, a tied head once. In ZeRO 3 they are partitioned."""
         return [(name, parameter) for name, parameter in self._model.named_parameters() if parameter.requires_grad]
 
-    def gather(self, parameters: Sequence[Tensor]) -> Any:
-        """Return a context in which these parameters are whole on every rank. Collective."""
-        return self._deepspeed.zero.GatheredParameters(list(parameters), enabled=self._zero_stage == 3)
+    def gather(self, parameters: Sequence[Tensor], writer: int | None = None) -> Any:
+        """Return a context in which these parameters are whole on every rank. Collective.
+
+        writer: rank whose changes every rank gets; None: nobody changes them.
+        """
+        enabled = self._zero_stage == 3
+        return self._deepspeed.zero.GatheredParameters(list(parameters), modifier_rank=writer, enabled=enabled)
 
     def shape_of(self, parameter: Tensor) -> tuple[int, ...]:
         """Return a parameter's whole shape; `parameter.shape` is 0 in ZeRO 3."""

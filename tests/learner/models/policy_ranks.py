@@ -27,6 +27,7 @@ from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_bat
 from learner.models.parked import ParkedModels
 from learner.models.policy import PolicyEngine
 from learner.models.read_back import find_mismatch
+from learner.models.reference import ReferenceModel
 from learner.models.training.deepspeed_config import import_deepspeed
 from learner.models.training.optimizer import NonFiniteWeightsError
 from learner.objectives.supervised import run_sft
@@ -47,7 +48,8 @@ class Rank:
     def __init__(self, model: Path, zero_stage: Literal[0, 1, 2, 3], folder: Path) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.stage, self.folder = zero_stage, folder
-        self.policy = PolicyEngine(settings(model, zero_stage))
+        self.settings = settings(model, zero_stage)
+        self.policy = PolicyEngine(self.settings)
 
     def step(self, samples: list[LearnerSample], micro_batch_tokens: int, loss_function: Loss = loss) -> StepResult:
         plan = plan_step([len(s.tokens) for s in samples], self.world_size, micro_batch_tokens)[self.rank]
@@ -106,10 +108,28 @@ class Rank:
         found["trains_on"] &= further["losses"] == between_parkings["losses"]
         found["saved"] = saved
         found["refused_state"] = self.load_what_does_not_fit(state)
+        found["reference"] = self.refer(found["logprobs"], probe)
         found["sft"] = self.fine_tune(samples)
         if self.world_size == 2:  # one rank alone was there before
             found["resumed_from_1"] = self.resume(written_by=1)
         return found
+
+    def refer(self, first: Any, probe: MicroBatch) -> tuple[list[float], float]:
+        """Return a reference's largest differences from the policy, and the share of it that this rank holds.
+
+        The differences are those from the first policy, after a refresh, and after its state was saved and loaded.
+        """
+        reference = ReferenceModel(self.settings, is_offloaded=False, is_kept=True)
+        differences = [float((reference.logprobs(probe) - first).abs().max())]
+        reference.refresh(self.policy)
+        now = self.policy.logprobs(probe)
+        differences.append(float((reference.logprobs(probe) - now).abs().max()))
+        state = self.folder / f"reference_{self.world_size}_{self.stage}"
+        reference.save_state(state)
+        reference.load_state(state)
+        differences.append(float((reference.logprobs(probe) - now).abs().max()))
+        own = sum(getattr(each, "ds_tensor", each).numel() for each in reference._model.parameters())
+        return differences, own / sum(reference._shards.whole_numel(each) for each in reference._model.parameters())
 
     def pushed_digests(self) -> set[str]:
         """Return the digests of a push while its parameters are whole, and while they are split."""

@@ -184,6 +184,15 @@ def test_exported_folder_holds_the_weights_and_loads(found: Found, folder: Path,
 
 
 @pytest.mark.parametrize(("world_size", "stage"), CASES)
+def test_reference_is_the_policy_that_it_was_read_or_copied_from_and_is_shared_in_stage_3(
+    found: Found, world_size: int, stage: int
+) -> None:
+    differences, share = found[world_size][stage]["reference"]
+    assert max(differences) < 1e-5
+    assert share == pytest.approx(1 / world_size if stage == 3 else 1, rel=1e-3)
+
+
+@pytest.mark.parametrize(("world_size", "stage"), CASES)
 def test_fine_tuning_lowers_the_loss_alike_for_any_ranks_and_stage(found: Found, world_size: int, stage: int) -> None:
     losses = found[world_size][stage]["sft"]
     assert losses == pytest.approx(found[1][0]["sft"], rel=1e-3)

@@ -69,24 +69,25 @@ def test_one_gpu_is_not_shared_by_more_servers_than_ranks() -> None:
 
 
 def test_a_reference_that_makes_ranks_too_large_is_named_with_what_helps() -> None:
-    def planned(reference: dict[str, bool]) -> None:
+    def planned(zero_stage: int, reference: dict[str, bool]) -> None:
         given = {
             "policy": {"dtype": "bfloat16"},
-            "learner": {"num_ranks": 4, "zero_stage": 3},
+            "learner": {"num_ranks": 4, "zero_stage": zero_stage},
             "kl": {"coefficient": 0.1},
             "reference": reference,
         }
-        card = Node("10.0.0.1", 8, gpu_bytes=40 * _GB)
+        card = Node("10.0.0.1", 8, gpu_bytes=50 * _GB)
         plan_topology(Settings.model_validate(given), Sizes(ModelSize(7 * _GB)), [card])
 
-    planned({"offload": True})
-    with pytest.raises(SettingsError) as refused:
-        planned({})
-    assert str(refused.value) == (
-        "settings: learner ranks need 45.5 GB of weights and optimizer on each GPU; 10.0.0.1 has 40 GB a GPU. Raise "
-        "learner.num_ranks or learner.zero_stage, or set learner.offload. The reference is whole on each rank: set "
-        "reference.offload."
-    )
+    planned(3, {})
+    for is_offloaded in (False, True):  # during use it is on the device in any case
+        with pytest.raises(SettingsError) as refused:
+            planned(2, {"offload": is_offloaded})
+        assert str(refused.value) == (
+            "settings: learner ranks need 56.0 GB of weights and optimizer on each GPU; 10.0.0.1 has 50 GB a GPU. "
+            "Raise learner.num_ranks or learner.zero_stage, or set learner.offload. The reference is whole on each "
+            "rank: learner.zero_stage = 3 shards it."
+        )
 
 
 def test_model_that_the_node_of_rank_0_cannot_hold_while_it_loads_is_refused() -> None:

@@ -1,18 +1,30 @@
 """Which reference a run has: a model of its own, in checkpoints or not, or the base under the policy's adapters."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch.distributed as dist
 
 from learner.checkpoint.manifest import Checkpoint
 from learner.models.reference import BaseReference, ReferenceModel
+from learner.models.world import join_world
 from learner.rank.start import _reference
 from protocol.settings.settings import Settings
+from tests.fakes.ports import free_port
 from tests.fakes.tiny_models import make_tiny_model
 
 LORA = {"policy": {"lora": {"rank": 4}}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world() -> Iterator[None]:
+    """A world of one rank."""
+    join_world(0, 1, "127.0.0.1", free_port(), 60.0)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

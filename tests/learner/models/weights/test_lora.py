@@ -1,5 +1,6 @@
 """Adapters in a real tiny model: alone trained, merged in pushes and folders, off for the reference, read by peft."""
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +24,10 @@ from learner.models.weights.export import export_model
 from learner.models.weights.lora import LoraForm, adapted_layers, adapters_off, write_adapters
 from learner.models.weights.named_weights import Weight, weights_of
 from learner.models.weights.pushed import PushedWeights
+from learner.models.world import join_world
 from protocol.errors import OperatorError
 from tests.benchmarks.packing_table import OneProcess, settings_of
+from tests.fakes.ports import free_port
 from tests.fakes.tiny_models import make_tiny_mixture, make_tiny_model
 
 FORM = LoraForm(rank=4, alpha=8.0, targets=("q_proj", "down_proj"))
@@ -33,6 +36,14 @@ FORM = LoraForm(rank=4, alpha=8.0, targets=("q_proj", "down_proj"))
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return make_tiny_model(tmp_path / "source", tied=True, hidden_size=64)
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    """A world of one rank."""
+    join_world(0, 1, "127.0.0.1", free_port(), 60.0)
+    yield
+    dist.destroy_process_group()
 
 
 def adapted(source: Path, form: LoraForm = FORM) -> Any:
@@ -162,10 +173,8 @@ def test_tied_head_is_refused_as_a_target_and_a_head_of_its_own_is_pushed_merged
 
 
 def test_reference_that_is_refreshed_becomes_the_policy_and_its_state_is_a_plain_model(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, world: None
 ) -> None:
-    monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(dist, "barrier", lambda: None)
     model = adapted(source)
     policy: Any = SimpleNamespace(merged_weights=lambda: weights_of(model), gather=lambda tensors: nullcontext())
     settings = replace(settings_of(source), lora=FORM)
@@ -194,3 +203,13 @@ def test_a_parked_model_with_adapters_leaves_nothing_on_its_device(source: Path)
 
     assert left == 0
     assert num_parked >= total
+
+
+def test_parked_models_take_as_much_host_memory_as_they_have_bytes_and_take_it_once() -> None:
+    parked = ParkedModels([torch.nn.Linear(100, 33)], torch.device("cpu"))
+    places = set()
+    for _ in range(2):
+        parked.park()
+        places.add((parked._memory.data_ptr(), len(parked._memory)))
+        parked.restore()
+    assert [size for _, size in places] == [4 * (100 * 33 + 33)]
