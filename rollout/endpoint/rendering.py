@@ -135,9 +135,9 @@ def _typed(arguments: Mapping[str, Any], name: str, tools: Sequence[Mapping[str,
     """
     functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), Mapping)]
     parameters = next((each.get("parameters") or {} for each in functions if each.get("name") == name), {})
-    fields = parameters.get("properties") or {}
+    schema = {"function": {"parameters": {"properties": {}, **parameters, "required": []}}}
     typed = dict(arguments)
     for field, value in arguments.items():
         with suppress(ToolRefusal):
-            typed |= fit_arguments({field: value}, {"function": {"parameters": {"properties": fields}}})
+            typed |= fit_arguments({field: value}, schema)
     return typed

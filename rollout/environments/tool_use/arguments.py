@@ -1,6 +1,7 @@
 """A call's arguments, checked against the tool's schema: OpenAI's form, which is JSON Schema."""
 
 import ast
+import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -18,6 +19,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 _MAX_DEPTH = 32
+_MAX_REFS = 4  # references and alternatives of one value that lead to others
 _WORDS = {"true": True, "false": False, "none": None}
 _MAX_PYTHON = 100_000  # characters of a list or object in Python's form
 
@@ -27,10 +29,11 @@ def fit_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> di
 
     schema: the tool's, {"type": "function", "function": {"parameters": ...}}. Checked are missing and unknown names
     and the types of the first level (`type`, or those in `anyOf` and `oneOf`). The tool checks everything else.
-    Texts inside lists and objects are parsed by `items`, `properties` and `additionalProperties`.
+    Texts inside lists and objects are parsed by `items`, `properties` and `additionalProperties`; without a schema they
+    stay texts, as in vLLM. `$ref` is followed inside the schema.
     Raises: ToolRefusal with the mistake. Example: {"n": "3"} becomes {"n": 3} where n is an integer.
     """
-    parameters = schema["function"].get("parameters") or {}
+    parameters = _parameters_of(schema)
     properties: Mapping[str, Any] = parameters.get("properties") or {}
     if missing := [name for name in parameters.get("required") or () if name not in arguments]:
         raise ToolRefusal(f"the argument {missing[0]} is missing")
@@ -51,7 +54,7 @@ def parse_texts(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict
     Some call formats carry texts only. Nothing else is checked: the tool gets everything that JSON can carry.
     Raises: ToolRefusal for other values.
     """
-    properties: Mapping[str, Any] = (schema["function"].get("parameters") or {}).get("properties") or {}
+    properties: Mapping[str, Any] = _parameters_of(schema).get("properties") or {}
     parsed = {}
     for name, value in arguments.items():
         try:
@@ -78,6 +81,37 @@ def check_json(arguments: Mapping[str, Any]) -> None:
     raise ToolRefusal(f"the arguments nest deeper than {_MAX_DEPTH} lists and objects")
 
 
+def _parameters_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of a tool's arguments with its definitions in the place of each local `$ref`."""
+    parameters: Mapping[str, Any] = schema["function"].get("parameters") or {}
+    if not isinstance(parameters.get("$defs") or parameters.get("definitions"), Mapping):
+        return parameters
+    root = copy.deepcopy(dict(parameters))
+    pending: list[Any] = [root]
+    while pending:
+        node = pending.pop()
+        places: Iterable[Any] = node.items() if isinstance(node, dict) else enumerate(node)
+        for key, part in list(places):
+            if isinstance(part, dict) and isinstance(part.get("$ref"), str):
+                node[key] = _definition(root, part["$ref"])  # may be a part of itself; it is walked as `$defs`
+            elif isinstance(part, dict | list):
+                pending.append(part)
+    return root
+
+
+def _definition(root: Mapping[str, Any], ref: Any) -> Mapping[str, Any]:
+    """Return what a `$ref` names; {}, which restricts nothing, for one outside the schema."""
+    for _ in range(_MAX_REFS):
+        place: Any = root if str(ref).startswith("#/") else None
+        for name in str(ref).split("/")[1:]:
+            place = place.get(name) if isinstance(place, Mapping) else None
+        if not isinstance(place, Mapping):
+            return {}
+        if (ref := place.get("$ref")) is None:
+            return place
+    return {}
+
+
 def _parts(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, Mapping) else value
 
@@ -99,8 +133,7 @@ def _fit(name: str, value: Any, wanted: Mapping[str, Any]) -> Any:
 
 def _fit_inside(value: Any, wanted: Mapping[str, Any]) -> Any:
     """Return a list or object with its texts in the types that the schema names; other values as they are."""
-    alternatives = wanted.get("anyOf") or wanted.get("oneOf") or ()
-    forms = [form for form in (wanted, *alternatives) if isinstance(form, Mapping)]
+    forms = [form for form in (wanted, *_alternatives(wanted)) if isinstance(form, Mapping)]
     if isinstance(value, list):
         items = {} if any("prefixItems" in form for form in forms) else _only_schema(forms, "items")
         return [_fit_part(part, items) for part in value]
@@ -146,12 +179,16 @@ def _readings(text: str) -> Iterator[Any]:
             yield json.loads(json.dumps(ast.literal_eval(text.strip())))
 
 
-def _kinds_of(wanted: Mapping[str, Any]) -> list[str]:
+def _alternatives(wanted: Mapping[str, Any]) -> list[Any]:
+    forms = next((wanted[key] for key in ("anyOf", "oneOf", "allOf") if wanted.get(key)), ())
+    return forms if isinstance(forms, list) else []
+
+
+def _kinds_of(wanted: Mapping[str, Any], depth: int = 0) -> list[str]:
     """Return the type names that a value may have; an empty list where the schema does not restrict them."""
-    kind = wanted.get("type")
-    forms = wanted.get("anyOf") or wanted.get("oneOf")
-    if kind is None and isinstance(forms, list) and all(isinstance(form, Mapping) for form in forms):
-        each = [_kinds_of(form) for form in forms]
+    kind, forms = wanted.get("type"), _alternatives(wanted)
+    if kind is None and forms and all(isinstance(form, Mapping) for form in forms) and depth < _MAX_REFS:
+        each = [_kinds_of(form, depth + 1) for form in forms]
         return [kind for kinds in each for kind in kinds] if all(each) else []
     kinds: list[Any] = kind if isinstance(kind, list) else [kind]
     return kinds if all(isinstance(one, str) for one in kinds) else []

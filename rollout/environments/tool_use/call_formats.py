@@ -5,12 +5,13 @@ the other. The first that returns this very call is used. So a format is proved 
 """
 
 import asyncio
+import itertools
 import json
 import logging
 import os.path
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,7 @@ class CallReader:
         self._parser = ToolParserManager.get_tool_parser(call_format)(tokenizer)
         self._request = ChatCompletionRequest(messages=[], model="policy")
         self._ends = _control_names(tokenizer)
+        self._argument_tag: re.Pattern[str] | None = None  # begin or end of an argument; None: arguments are JSON
         self._begins_in_thought = False  # True: the template opens a thought before the policy's turn
         marks = (getattr(self._parser, name, None) for name in ("bot_token", "tool_call_start_token"))
         self._openings = {mark for mark in marks if isinstance(mark, str) and mark}
@@ -72,6 +74,8 @@ class CallReader:
         """Take the first word of a well-formed call as the sign of a call, also of one that cannot be read."""
         opening = written.partition(_PROBE_NAME)[0].split()
         self._openings |= set(opening[:1])
+        if tags := re.search(rf"<([^<>/=\s]+)[^<>]*>\s*{_PROBE_ARGUMENTS['city']}\s*</\1>", written):
+            self._argument_tag = re.compile(rf"<(/?){re.escape(tags[1])}\b")
         self._begins_in_thought = begins_in_thought
 
     async def read_beside(self, text: str) -> tuple[str, list[Call]]:
@@ -133,12 +137,20 @@ class CallReader:
         if not found.tools_called:
             return spoken, []
         calls = [_call(each.function.name, each.function.arguments) for each in found.tool_calls]
+        if self._has_cut_argument(spoken, calls):
+            return spoken, [Call("", {}, "an argument contains a tag that ends arguments or calls")]
         if self._function_marks is not None:
             begin, close = spoken.rfind(self._function_marks[0]), max(map(spoken.rfind, self._function_marks[1:]))
             if begin > close:
                 # The parser has completed the last call by itself: with the arguments so far, or with part of a name.
                 calls[-1] = self._incomplete_call()
         return found.content or "", calls
+
+    def _has_cut_argument(self, spoken: str, calls: Sequence[Call]) -> bool:
+        """Return whether an end tag inside an argument has cut it: more ends than arguments, or two ends in a row."""
+        tags = self._argument_tag.findall(spoken) if self._argument_tag is not None else []
+        two_ends = any(pair == ("/", "/") for pair in itertools.pairwise(tags))
+        return two_ends or tags.count("/") > sum(len(call.arguments) for call in calls)
 
     def _incomplete_call(self) -> Call:
         return Call("", {}, f"it is not a complete call in the format {self.call_format}")
@@ -156,7 +168,7 @@ def choose_reader(wanted: str, tokenizer: Any, template_kwargs: Mapping[str, Any
             "settings: policy.model has no chat template, which describes tools to a model. Use a model with one, "
             "or rollout.environment = single_turn."
         )
-    written = _written_probe(tokenizer)
+    written, error = _written_probe(tokenizer)
     begins_in_thought = _begins_in_thought(tokenizer, template_kwargs or {})
     if wanted != "auto":
         reader = _named_reader(_OLD_NAMES.get(wanted, wanted), tokenizer, written)
@@ -170,11 +182,11 @@ def choose_reader(wanted: str, tokenizer: Any, template_kwargs: Mapping[str, Any
         if _reads(reader, written or ""):
             reader.learn(written or "", begins_in_thought)
             return reader
-    reason = (
-        "writes no call of an earlier turn"
-        if written is None
-        else f"writes a call that none of vLLM's parsers reads: {written.strip()[:200]!r}"
-    )
+    reason = "writes no call of an earlier turn"
+    if written is not None:
+        reason = f"writes a call that none of vLLM's parsers reads: {written.strip()[:200]!r}"
+    elif error is not None:
+        reason = f"cannot write a call of an earlier turn: {error}"
     raise SettingsError(
         f"settings: tools.call_format = auto, but the chat template of policy.model {reason}. Set tools.call_format to "
         f"the format that the model was trained on, such as {', '.join(USUAL_FORMATS)}."
@@ -205,8 +217,9 @@ def _reads(reader: CallReader, written: str) -> bool:
     return calls == [Call(_PROBE_NAME, _PROBE_ARGUMENTS)]
 
 
-def _written_probe(tokenizer: Any) -> str | None:
-    """Return a known call as the chat template writes it; None where it writes none."""
+def _written_probe(tokenizer: Any) -> tuple[str | None, str | None]:
+    """Return (a known call as the chat template writes it; None: it writes none, the template's error)."""
+    problem: str | None = None
     # Most templates take arguments as an object, some as JSON text.
     for arguments in (_PROBE_ARGUMENTS, json.dumps(_PROBE_ARGUMENTS)):
         function = {"name": _PROBE_NAME, "arguments": arguments}
@@ -215,15 +228,16 @@ def _written_probe(tokenizer: Any) -> str | None:
         turns = ({"content": "Zebra"}, {"content": "", "tool_calls": [call]})
         try:
             plain, calling = (_rendered_turn(tokenizer, turn) for turn in turns)
-        except Exception:  # noqa: S112  templates raise whatever jinja does
+        except Exception as error:  # templates raise whatever jinja does
+            problem = problem or describe_error(error)
             continue
         common = os.path.commonprefix([plain, calling])  # noqa: RUF071  texts, not paths
         if common.rfind("<") > common.rfind(">"):  # two control tokens have the same beginning
             common = common[: common.rfind("<")]
         written = calling[len(common) :]
         if _PROBE_NAME in written:
-            return written
-    return None
+            return written, None
+    return None, problem
 
 
 def _begins_in_thought(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> bool:

@@ -62,6 +62,27 @@ def test_texts_inside_lists_and_objects_become_the_types_that_the_schema_names(f
     assert fit(given, schema) == fit({"k": json.dumps(given["k"]), "m": given["m"]}, schema) == wanted
 
 
+@pytest.mark.parametrize("fit", [fit_arguments, parse_texts])
+def test_reference_inside_the_schema_is_followed(fit: Any) -> None:
+    place = {"properties": {"x": {"type": "number"}, "next": {"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]}}}
+    kinds = {
+        "Place": place,
+        "Size": {"type": "integer"},
+        "Same": {"$ref": "#/$defs/Size"},
+        "Loop": {"$ref": "#/$defs/Loop"},
+    }
+    fields = {
+        "n": {"allOf": [{"$ref": "#/$defs/Same"}]},
+        "at": {"items": {"$ref": "#/$defs/Place"}},
+        "far": {"$ref": "http://a/b#/c"},
+        "loop": {"$ref": "#/$defs/Loop"},
+    }
+    schema = {"function": {"parameters": {"properties": fields, "$defs": kinds}}}
+    given = {"n": "3", "at": [{"x": "1.5", "next": {"x": "2", "next": None}}], "far": "1", "loop": "1"}
+    wanted = {"n": 3, "at": [{"x": 1.5, "next": {"x": 2, "next": None}}], "far": "1", "loop": "1"}
+    assert fit(given, schema) == wanted
+
+
 @pytest.mark.parametrize("value", ["[b'a']", "{1: {2}}", "[" * 9000, "__import__('os')", "[1e999]", "{[]: 1}", "[NaN]"])
 def test_text_that_json_cannot_carry_does_not_become_a_list(value: str) -> None:
     with pytest.raises(ToolRefusal):
