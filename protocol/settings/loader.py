@@ -234,8 +234,8 @@ def _explain(error: ValidationError) -> str:
         elif problem["type"] == "extra_forbidden":
             known = [known_name for known_name, _ in _flatten("", Settings().model_dump(mode="json"))]
             lines.append(unknown_setting(name, known))
-        elif problem["type"] == "value_error" and not name:
-            lines.append(f"settings: {problem['ctx']['error']}")
+        elif problem["type"] == "value_error" and name in ("", *Settings.model_fields):  # the text names settings
+            lines.append(f"settings: {str(problem['ctx']['error']).rstrip('.')}.")
         else:
             lines.append(_explain_value(name, problem))
     return "\n".join(([removed_settings(removed)] if removed else []) + lines)

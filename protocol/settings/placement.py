@@ -110,7 +110,7 @@ class PlacementSettings(Section):
         ranks, servers = self.ranks, self.servers
         if self.is_colocated and None not in (ranks.nodes, servers.nodes) and ranks.nodes != servers.nodes:
             raise ValueError(
-                f"colocate puts ranks and servers on the same nodes, and ranks.nodes = {ranks.nodes} is not "
+                f"placement.colocate puts ranks and servers on the same nodes, and ranks.nodes = {ranks.nodes} is not "
                 f"servers.nodes = {servers.nodes}. Give both one number, or remove the pair."
             )
         return self

@@ -79,7 +79,9 @@ class CriticSettings(Section):
     @model_validator(mode="after")
     def _check_offload(self) -> Self:
         if self.offload and self.zero_stage == 0:
-            raise ValueError("offload = true needs zero_stage 2 or 3: at 0 every rank holds the whole optimizer.")
+            raise ValueError(
+                "critic.offload = true needs critic.zero_stage 2 or 3: at 0 every rank holds the whole optimizer."
+            )
         return self
 
 

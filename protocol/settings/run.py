@@ -53,7 +53,8 @@ class RunSettings(Section):
     def _check_length(self) -> Self:
         if self.max_epochs is not None and "max_steps" in self.model_fields_set:
             raise ValueError(
-                f"max_steps = {self.max_steps} and max_epochs = {self.max_epochs:g} both set the length. Remove one"
+                f"run.max_steps = {self.max_steps} and run.max_epochs = {self.max_epochs:g} both set the length. "
+                "Remove one."
             )
         return self
 

@@ -139,10 +139,10 @@ class ToolsSettings(Section):
         own = [tool.name for tool in self.http]
         for name in own:
             if name in BUNDLED_TOOLS:
-                raise ValueError(f"http names {name!r}, which is a tool of Sluice's own. Give yours another name")
+                raise ValueError(f"tools.http names {name!r}, which is a tool of Sluice's own. Give yours another name")
             if own.count(name) > 1:
-                raise ValueError(f"http names {name!r} twice. Give each tool a name of its own")
+                raise ValueError(f"tools.http names {name!r} twice. Give each tool a name of its own")
         servers = [server.name for server in self.mcp]
         if twice := [name for name in servers if servers.count(name) > 1]:
-            raise ValueError(f"mcp names {twice[0]!r} twice. Give each server a name of its own")
+            raise ValueError(f"tools.mcp names {twice[0]!r} twice. Give each server a name of its own")
         return self

@@ -1,10 +1,9 @@
-"""Plans that contradict themselves or their cluster: each is refused in one sentence before anything starts."""
+"""Plans that contradict their cluster: each is refused in one sentence before anything starts."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from learner.disk.model_folder import ModelSize
 from learner.plan.memory import Sizes
@@ -29,7 +28,7 @@ class Wrong:
     """A plan that must be refused."""
 
     placement: dict[str, Any]  # its settings
-    says: str  # the whole sentence, without what pydantic puts before it
+    says: str  # the whole sentence
     nodes: list[Node] = field(default_factory=lambda: _FOUR_EIGHTS)  # of the cluster
     num_ranks: int = 8
     num_servers: int = 4
@@ -43,134 +42,12 @@ class Wrong:
 PLANS = [
     Wrong(
         {"devices": "shared"},
-        "placement.devices = shared gives each rank one server to take turns with, and learner.num_ranks = 8 is not "
-        "rollout.num_servers = 4. Set both to one number.",
-    ),
-    Wrong(
-        {"devices": "shared"},
-        "placement.devices = shared has a rank and a server on one GPU, and rollout.tensor_parallel_size = 2 gives a "
-        "server several. Set it to 1, or placement.devices to split.",
-        num_ranks=4,
-    ),
-    Wrong(
-        {"devices": "shared"},
-        "placement.devices = shared, and weights.backend = nccl takes each GPU once. Set weights.backend to auto, or "
-        "placement.devices to split.",
-        num_ranks=4,
-        tensor_parallel_size=1,
-        backend="nccl",
-    ),
-    Wrong(
-        {"devices": "shared", "servers": {"nodes": 2}},
-        "placement.devices = shared has each server where its rank is, and placement.servers.nodes is given. Remove "
-        "it; placement.ranks places both.",
-        num_ranks=4,
-        tensor_parallel_size=1,
-    ),
-    Wrong(
-        {"devices": "shared"},
         "settings: learner ranks need 64 GPUs (learner.num_ranks = 64); the cluster has 32 GPUs. Lower it.",
         num_ranks=64,
         num_servers=64,
         tensor_parallel_size=1,
         learner={"groups_per_step": 64},
     ),
-    Wrong(
-        {"ranks": {"nodes": 3}},
-        "placement.ranks.nodes = 3 cannot hold learner.num_ranks = 8 evenly. Set the first to one of [1, 2, 4, 8], or "
-        "change the second.",
-    ),
-    Wrong(
-        {"ranks": {"gpus_per_node": 3}},
-        "placement.ranks.gpus_per_node = 3 holds 3 processes on each node, and learner.num_ranks = 8 is not a multiple "
-        "of it. Change one.",
-    ),
-    Wrong(
-        {"ranks": {"nodes": 2, "gpus_per_node": 8}},
-        "placement.ranks.nodes = 2 with placement.ranks.gpus_per_node = 8 hold 16 processes, and learner.num_ranks = "
-        "8. Change one of the three.",
-    ),
-    Wrong(
-        {"servers": {"nodes": 3}},
-        "placement.servers.nodes = 3 cannot hold rollout.num_servers = 4 evenly. Set the first to one of [1, 2, 4], or "
-        "change the second.",
-    ),
-    Wrong(
-        {"servers": {"gpus_per_node": 3}},
-        "placement.servers.gpus_per_node = 3 is not a multiple of rollout.tensor_parallel_size = 2: a server's GPUs "
-        "are of one node. Change one.",
-    ),
-    Wrong(
-        {"servers": {"nodes": 2, "gpus_per_node": 2}},
-        "placement.servers.nodes = 2 with placement.servers.gpus_per_node = 2 hold 2 processes, and "
-        "rollout.num_servers = 4. Change one of the three.",
-    ),
-    Wrong(
-        {"servers": {"gpus": 0.5}},
-        "placement.servers.gpus = 0.5 is a share of one GPU, and rollout.tensor_parallel_size = 2 gives each server "
-        "whole ones. Set one to 1.",
-    ),
-    Wrong(
-        {"servers": {"gpus": 0.5}},
-        "placement.servers.gpus = 0.5 has servers share a GPU, and weights.backend = auto travels by NCCL, which takes "
-        "each GPU once. Set weights.backend to gloo, or the first to 1.",
-        tensor_parallel_size=1,
-    ),
-    Wrong(
-        {"servers": {"gpus": 0.5}},
-        "placement.servers.gpus = 0.5, and an engine takes most of its GPU's memory. Set "
-        "rollout.engine_args.gpu_memory_utilization to 0.5 or less.",
-        tensor_parallel_size=1,
-        backend="gloo",
-    ),
-    Wrong(
-        {"servers": {"gpus": 0.5}},
-        "placement.servers.gpus = 0.5, and an engine takes 0.9 of its GPU's memory. Set "
-        "rollout.engine_args.gpu_memory_utilization to 0.5 or less.",
-        tensor_parallel_size=1,
-        backend="gloo",
-        engine_args={"gpu_memory_utilization": 0.9},
-    ),
-    Wrong(
-        {"servers": {"gpus": 0.5}},
-        "placement.servers.gpus = 0.5, and an engine takes 0.4 GiB of its GPU's memory. Set "
-        "rollout.engine_args.gpu_memory_utilization to 0.5 or less.",
-        tensor_parallel_size=1,
-        backend="gloo",
-        engine_args={"gpu_memory_utilization": "0.4 GiB"},
-    ),
-    Wrong({"servers": {"gpus": 1.5}}, "Input should be less than or equal to 1"),
-    Wrong(
-        {"servers": {"gpus": 0.00005}},
-        "5e-05 is less than 0.0001, the smallest part that Ray counts. Give more.",
-    ),
-    Wrong(
-        {"ranks": {"resources": {"h100": 0.00005}}},
-        "5e-05 is less than 0.0001, the smallest part that Ray counts. Give more.",
-    ),
-    Wrong(
-        {"colocate": [["servers", "servers"]]},
-        "['servers', 'servers'] is not a pair of two roles. Give pairs such as [[ranks, servers]].",
-    ),
-    Wrong(
-        {"colocate": [["ranks", "retriever"]]},
-        "retriever is not a role. Expected one of ranks, servers, critic, reference.",
-    ),
-    Wrong(
-        {"colocate": [["ranks"]]},
-        "['ranks'] is not a pair of two roles. Give pairs such as [[ranks, servers]].",
-    ),
-    Wrong(
-        {"ranks": {"nodes": 2}, "servers": {"nodes": 4}, "colocate": [["ranks", "servers"]]},
-        "colocate puts ranks and servers on the same nodes, and ranks.nodes = 2 is not servers.nodes = 4. Give both "
-        "one number, or remove the pair.",
-    ),
-    Wrong(
-        {"ranks": {"resources": {"GPU": 2}}},
-        "GPU is a resource that Ray counts itself. Use names of your own, given to sluice start --resources on the "
-        "nodes that have them.",
-    ),
-    # -- what only the cluster's nodes tell
     Wrong(
         {"ranks": {"nodes": 8}},
         "settings: learner ranks need 8 nodes (placement.ranks.nodes); the cluster has 4. Lower it, or have more "
@@ -306,7 +183,7 @@ PLANS = [
 
 
 @pytest.mark.parametrize("wrong", PLANS, ids=lambda wrong: wrong.says.removeprefix("settings: ")[:60])
-def test_a_plan_that_contradicts_itself_or_its_cluster_is_refused(wrong: Wrong) -> None:
+def test_a_plan_that_contradicts_its_cluster_is_refused(wrong: Wrong) -> None:
     given = {
         "learner": {"num_ranks": wrong.num_ranks, **wrong.learner},
         "rollout": {
@@ -317,10 +194,6 @@ def test_a_plan_that_contradicts_itself_or_its_cluster_is_refused(wrong: Wrong) 
         "weights": {"backend": wrong.backend},
         "placement": wrong.placement,
     }
-    with pytest.raises((ValidationError, SettingsError)) as caught:
+    with pytest.raises(SettingsError) as caught:
         plan_topology(Settings.model_validate(given), Sizes(ModelSize(wrong.parameters)), wrong.nodes)
-    if isinstance(caught.value, ValidationError):
-        (problem,) = caught.value.errors()
-        assert problem["msg"].removeprefix("Value error, ") == wrong.says
-    else:
-        assert str(caught.value) == wrong.says
+    assert str(caught.value) == wrong.says

@@ -57,7 +57,7 @@ class Run:
                 "groups_per_step": 6,
                 "num_mini_batches": 2,
                 "num_epochs": 2,
-                "micro_batch_tokens": 40,
+                "micro_batch_tokens": 80,
                 "lr": 1e-4,
             },
             "critic": {"zero_stage": critic_stage, "lr": 1e-4},

@@ -20,7 +20,7 @@ Found = dict[str, Any]
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Return what each writer found, and what each reader found by writer."""
     folder = tmp_path_factory.mktemp("resumed")
-    make_tiny_model(folder / "model", tied=True, hidden_size=64)
+    make_tiny_model(folder / "model", tied=True, hidden_size=64, num_layers=1)
     ended = run_warm("tests.learner.rank.resumed_ranks", str(folder), timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return {name: torch.load(folder / f"{name}.pt") for name in (*WRITERS, *READERS, "evaluated")}

@@ -54,13 +54,6 @@ def test_path_behind_a_kind_of_environment_becomes_absolute(tmp_path: Path) -> N
     assert resolved(tmp_path, "--run.resume", "never").run.resume == "never"
 
 
-@pytest.mark.parametrize("name", ["run.dir", "run.resume"])
-def test_path_of_nothing_is_refused(name: str) -> None:
-    # It would mean another folder in each process.
-    with pytest.raises(SettingsError, match=rf"settings: {name} = '' is wrong"):
-        load_settings(None, [f"--{name}", ""])
-
-
 def test_home_of_an_unknown_user_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"run.dir = .~nobody_here/runs. is wrong: .* user that this machine"):
         resolved(tmp_path, "--run.dir", "~nobody_here/runs")

@@ -7,11 +7,11 @@ from pydantic import BaseModel, ValidationError
 
 from protocol.settings.section import Section
 from protocol.settings.settings import Settings
+from protocol.settings.tools import BUNDLED_TOOLS
 from protocol.settings.zero_stage import zero_stage_of
 from protocol.wire.trajectory import Count
+from rollout.neighbours.tools.by_name import TOOLS
 from tests.protocol.settings.refusal import refusal
-
-_NAME_RULE = "expected at most 180 of A-Z a-z 0-9 . _ -, beginning with a letter or digit; run.dir holds the folder"
 
 
 def every_field(model: type[BaseModel], prefix: str = "") -> dict[str, str | None]:
@@ -94,55 +94,13 @@ def test_settings_have_the_names_that_scripts_rely_on() -> None:
     assert RELIED_ON - set(every_field(Settings)) == set()
 
 
+def test_settings_know_the_tools_by_name() -> None:
+    assert set(BUNDLED_TOOLS) == set(TOOLS)
+
+
 def test_settings_do_not_change_after_loading() -> None:
     with pytest.raises(ValidationError, match="Instance is frozen"):
         Settings().learner.lr = 1.0  # type: ignore[misc]
-
-
-def test_settings_refuse_an_unknown_key() -> None:
-    assert refusal(learner={"colour": "red"}) == [("learner.colour", "Extra inputs are not permitted")]
-
-
-@pytest.mark.parametrize(
-    ("section", "field", "value", "text"),
-    [
-        ("learner", "groups_per_step", 0, "Input should be greater than 0"),
-        ("learner", "max_staleness", -1, "Input should be greater than or equal to 0"),
-        ("learner", "zero_stage", 4, "Input should be 0, 1, 2 or 3"),
-        ("learner", "lr", float("inf"), "Input should be a finite number"),
-        ("learner", "min_lr_ratio", 1.5, "Input should be less than or equal to 1"),
-        ("learner", "keep_checkpoints", 1, "Input should be greater than or equal to 2"),
-        ("learner", "stale_policy", "skip", "Input should be 'wait' or 'drop'"),
-        ("rollout", "temperature", 0, "Input should be greater than 0"),
-        ("rollout", "turn_timeout_s", float("inf"), "Input should be a finite number"),
-        (
-            "run",
-            "name",
-            "../up",
-            f"Value error, {_NAME_RULE}",
-        ),
-        ("retriever", "url", "ftp://host", "URL scheme should be 'http' or 'https'"),
-        (
-            "retriever",
-            "url",
-            "http://me:secret@host/retrieve",
-            "Value error, holds a user or password, which would be in settings.yaml and logs. Use headers_env.",
-        ),
-        ("run", "max_steps", "many", "Input should be a valid integer, unable to parse string as an integer"),
-    ],
-)
-def test_settings_refuse_a_value_out_of_range(section: str, field: str, value: object, text: str) -> None:
-    assert refusal(**{section: {field: value}}) == [(f"{section}.{field}", text)]
-
-
-def test_settings_refuse_an_endpoint_with_the_name_of_the_environments_own_part() -> None:
-    endpoint = {"name": "environment", "url": "http://host/score"}
-    assert refusal(rewards={"endpoints": [endpoint]}) == [
-        (
-            "rewards.endpoints.0.name",
-            "Value error, is the name of an environment's own reward. Give the endpoint another name.",
-        )
-    ]
 
 
 def test_settings_leave_room_for_the_environments_own_part_among_64() -> None:
