@@ -64,11 +64,9 @@ def name_interface(host: str, environment: MutableMapping[str, str]) -> None:
     interface = _interface_of(own_address_toward(host))
     if interface is None:
         return
-    if interface == "lo":
-        environment["GLOO_SOCKET_IFNAME"] = interface
-        return
     environment.setdefault("GLOO_SOCKET_IFNAME", interface)
-    environment.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # "=": this name, not a prefix
+    if interface != "lo":
+        environment.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # "=": this name, not a prefix
 
 
 def _interface_of(address: str) -> str | None:

@@ -1,6 +1,7 @@
 """`sluice check-reward URL`: check that a run can use a reward endpoint, and print what to change.
 
-It sends requests as a run does, with two built-in samples or one of yours (--sample), whose response must be right.
+It waits up to 10 s for a service that starts. It sends requests as a run does, with two built-in samples or one of
+yours (--sample), whose response must be right.
 Each line of output is one fact: ok, a warning, or a problem. Exit 0: no problem.
 """
 
@@ -8,9 +9,11 @@ import argparse
 import asyncio
 import json
 import math
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,10 +23,12 @@ import httpx
 from protocol.errors import OperatorError
 from protocol.http.bearer import read_token
 from protocol.http.bodies import BodyError, read_scores
+from protocol.waits import until
 
 _CONNECT_S = 2.0
 _MAX_REPLY_BYTES = 1 << 20
 _SLOW_S = 10.0
+_START_S = 10.0
 _ADVICE = {
     301: "Give the address that it redirects to, if it is yours.",
     401: "Name the required header in the endpoint's headers_env (here: --header or --token-file).",
@@ -205,9 +210,23 @@ def read_headers(given: Sequence[str], token_file: Path | None) -> dict[str, str
     return headers
 
 
+def _await_listener(url: str, timeout_s: float) -> None:
+    """Return once the URL's port takes connections, at the latest after the limit: a service that starts refuses them.
+
+    Other faults of the address return at once; the first request reports them.
+    """
+    with suppress(OSError, httpx.InvalidURL):
+        address = httpx.URL(url)
+        for _ in until(timeout_s, poll_s=0.2):
+            with suppress(ConnectionRefusedError):
+                socket.create_connection((address.host, address.port or 80), timeout=_CONNECT_S).close()
+                return
+
+
 async def _check(arguments: argparse.Namespace) -> int:
     first, second = read_samples(arguments.sample)
     endpoint = Endpoint(arguments.url, read_headers(arguments.header, arguments.token_file), arguments.timeout_s)
+    _await_listener(arguments.url, min(_START_S, arguments.timeout_s))
     is_usable, seen = True, []
     async for finding in findings(endpoint, first, second):
         seen.append(asdict(finding))

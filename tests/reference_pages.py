@@ -1,9 +1,12 @@
-"""The generated page of settings: `python -m tests.reference_pages` writes docs/look_up/settings.md from the code."""
+"""Generated pages of docs/look_up, from the code: `python -m tests.reference_pages` writes settings and commands."""
 
 import inspect
+import io
 import json
+import os
 import re
 from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -11,9 +14,15 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from deploy.command import VERBS, run_verb
 from protocol.settings import settings as source
 
-SETTINGS_PAGE = Path(__file__).resolve().parents[1] / "docs" / "look_up" / "settings.md"
+_FOLDER = Path(__file__).resolve().parents[1] / "docs" / "look_up"
+_COMMANDS_HEAD = """# Commands
+
+Generated from the code by `python -m tests.reference_pages`; a test keeps it current. Each verb returns 0, 1, 2 or 130
+([exit codes](exit_codes.md)). Programs read `--json`. `sluice run --help SECTION` explains [settings](settings.md).
+"""
 _HEAD = """# Settings
 
 Generated from the code by `python -m tests.reference_pages`; a test keeps it current.
@@ -36,6 +45,27 @@ def settings_page() -> str:
         parts.append("| setting | default | values | meaning |\n|---|---|---|---|")
         parts += [f"| {' | '.join(row)} |" for row in _rows(name, _model(field))]
     return "\n".join(parts) + "\n"
+
+
+def commands_page() -> str:
+    """Return the page: what each verb is for, and its help."""
+    parts = [_COMMANDS_HEAD]
+    for name, verb in VERBS.items():
+        parts.append(f"\n## {name}\n\n{verb.about[0].upper()}{verb.about[1:]}.\n\n```text\n{_help(name)}\n```")
+    return "\n".join(parts) + "\n"
+
+
+def _help(verb: str) -> str:
+    """Return what `sluice VERB --help` prints on a terminal of 100 columns."""
+    width = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "100"
+    with redirect_stdout(io.StringIO()) as output, suppress(SystemExit):
+        run_verb([verb, "--help"])
+    if width is None:
+        del os.environ["COLUMNS"]
+    else:
+        os.environ["COLUMNS"] = width
+    return output.getvalue().strip()
 
 
 def _rows(path: str, model: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
@@ -91,5 +121,8 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
+PAGES = {_FOLDER / "settings.md": settings_page, _FOLDER / "commands.md": commands_page}
+
 if __name__ == "__main__":
-    SETTINGS_PAGE.write_text(settings_page(), encoding="utf-8")
+    for path, page in PAGES.items():
+        path.write_text(page(), encoding="utf-8")

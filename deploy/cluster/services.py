@@ -32,10 +32,10 @@ class Service:
     def launch(self, home: Home) -> ProcessRecord:
         """Start the process and return its record."""
         environment = {
+            "OMP_NUM_THREADS": "1",
             **os.environ,
             "SLUICE_HOME": str(home.root),
             MARK: str(home.ray_folder),
-            "OMP_NUM_THREADS": "1",
             "PATH": search_path(),
         }
         if self.is_bundled:

@@ -35,7 +35,7 @@ from deploy.cluster.tables import show_cluster, show_how_to_join, show_next_step
 from deploy.node.home import Home, check_not_used_elsewhere, exclusive, make_home, this_home
 from deploy.node.processes import MARK, allow_many_files, check_port, end, family, find
 from deploy.node.service import await_healthy
-from protocol.addresses import PORTS_VARIABLE
+from protocol.addresses import PORTS_VARIABLE, with_port
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, ProcessRecord, write_cluster
 from protocol.ray_calls import FLEET, NAMESPACE
@@ -79,6 +79,9 @@ def start(arguments: Sequence[str]) -> None:
         raise OperatorError(f"Down: {', '.join(down)}. Its log says why; sluice start tries again.")
     if options.address is None and is_reachable(options.node_ip):
         show_how_to_join(write_join_file(home, options.ray_address))
+    if options.dashboard_port is not None:
+        url = f"http://{with_port(options.dashboard_host or LOOPBACK, options.dashboard_port)}"
+        print(f"Ray's dashboard: {url}   (its token: {state.ray_token_file})")
     if options.wait_nodes:
         _await_nodes(state, options)
     show_next_step()

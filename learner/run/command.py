@@ -94,10 +94,9 @@ def _main(arguments: Sequence[str]) -> int:
 
         plan(settings, own.cluster and Path(own.cluster), as_json=own.json)
         return 0
-    from learner.run.checks.preflight import check_run
-    from learner.run.checks.prompt_checks import settings_of_epochs
+    from learner.run.checks.preflight import check_run, resolve_settings
 
-    settings = settings_of_epochs(settings)
+    settings = resolve_settings(settings)
     checked = check_run(settings, is_fetching=True)
     if own.no_wait:
         return start_detached(arguments, checked.start.folder)

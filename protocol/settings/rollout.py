@@ -37,7 +37,9 @@ class RolloutSettings(Section):
         500, description="Longest reply of the environment, in tokens; longer replies are cut."
     )
     max_context_tokens: CountAboveZero = Field(
-        4096, le=1 << 24, description="Longest trajectory, in tokens with the prompt."
+        4096,
+        le=1 << 24,
+        description="Longest trajectory, in tokens with the prompt. By default at most the model's positions.",
     )
     truncate_left: bool = Field(
         False,

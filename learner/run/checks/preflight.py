@@ -19,7 +19,7 @@ from learner.disk.run_folder import SETTINGS
 from learner.plan.memory import read_sizes
 from learner.plan.needs import needs_of
 from learner.run.checks.disk import check_disk
-from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts
+from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts, settings_of_epochs
 from learner.run.checks.user_code import check_user_code
 from learner.run.copied_start import start_with_copies
 from learner.run.start import RunStart, plan_start
@@ -40,6 +40,19 @@ class CheckedRun:
     start: RunStart
     train: TrainPrompts | None  # prompts; None for a warm start alone
     notices: list[str]  # messages for the user before the run begins, a sentence each
+
+
+def resolve_settings(settings: Settings) -> Settings:
+    """Return the settings with what follows from model and prompts: run.max_steps, and a context that the model has.
+
+    A rollout.max_context_tokens that nobody gave is not above the model's positions.
+    """
+    rollout = settings.rollout
+    if "max_context_tokens" not in rollout.model_fields_set:
+        most = read_max_positions(find_model(settings))
+        if most is not None and rollout.max_response_tokens < most < rollout.max_context_tokens:
+            rollout = rollout.model_copy(update={"max_context_tokens": most})
+    return settings_of_epochs(settings.model_copy(update={"rollout": rollout}))
 
 
 def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:

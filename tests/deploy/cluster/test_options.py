@@ -10,10 +10,11 @@ from pydantic import TypeAdapter
 from deploy.cluster.options import read_start_options
 from deploy.cluster.ray_processes import ray_flags
 from deploy.cluster.reuse import format_options
-from deploy.cluster.services import services_of, shared_retriever_url
+from deploy.cluster.services import Service, services_of, shared_retriever_url
 from deploy.node.home import Home
 from protocol.errors import SettingsError
 from protocol.node.home import ClusterState
+from protocol.waits import until
 
 
 def test_default_is_a_head_on_loopback() -> None:
@@ -246,3 +247,13 @@ def test_retriever_listens_for_other_nodes_where_they_are_told_to_ask(
     assert ("--also-on" in command) == (url is not None)
     if url is not None:
         assert command[command.index("--also-on") + 1] == given[1]
+
+
+def test_number_of_threads_that_the_user_set_reaches_the_services(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    home.logs.mkdir()
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    record = Service("echo", "", ("bash", "-c", "echo $OMP_NUM_THREADS"), "", tmp_path).launch(home)
+    assert any(Path(record.log).read_text() == "7\n" for _ in until(10.0, poll_s=0.01))

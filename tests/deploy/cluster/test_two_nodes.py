@@ -87,6 +87,7 @@ def test_head_waits_for_a_node_that_joins_by_its_file_and_ends_at_sigterm(
         there = ("--node-ip", "127.0.0.2", "--resources", '{"v100": 2}', "--num-cpus", "1", "--num-gpus", "3")
         joined = other.start("--join", str(head.home / "join"), *there)
         assert joined.returncode == 0, joined.stderr
+        read_until(started, f"Ray's dashboard: http://{address}:{dashboard} ")
         read_until(started, "2 nodes are ready: ")
         read_until(started, "Running until SIGTERM or Ctrl-C.")
         assert resources(head)["v100"] == 2.0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from learner.checkpoint.manifest import Checkpoint
-from learner.run.checks.preflight import check_logit_bias, notice_changes
+from learner.run.checks.preflight import check_logit_bias, notice_changes, resolve_settings
 from learner.run.start import RunStart
 from protocol.errors import SettingsError
 from protocol.settings.loader import save_settings
@@ -46,3 +46,16 @@ def test_resume_names_the_settings_that_differ_from_the_last_start(tmp_path: Pat
     assert notice_changes(now, start) == "Changed since the last start: learner.lr 0.003 -> 0.001."
     assert notice_changes(before, start) is None
     assert notice_changes(now, RunStart(tmp_path, None)) is None
+
+
+@pytest.mark.parametrize(
+    ("positions", "given", "tokens"), [(1024, {}, 1024), (32768, {}, 4096), (1024, {"max_context_tokens": 4096}, 4096)]
+)
+def test_context_that_nobody_gave_is_at_most_what_the_model_has(
+    tmp_path: Path, positions: int, given: dict[str, int], tokens: int
+) -> None:
+    model = model_of(tmp_path, max_position_embeddings=positions)
+    for name in ("tokenizer.json", "pytorch_model.bin"):
+        (model / name).touch()
+    settings = Settings.model_validate({"policy": {"model": str(model)}, "rollout": given})
+    assert resolve_settings(settings).rollout.max_context_tokens == tokens
