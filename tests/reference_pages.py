@@ -49,9 +49,12 @@ def settings_page() -> str:
 
 def commands_page() -> str:
     """Return the page: what each verb is for, and its help."""
-    parts = [_COMMANDS_HEAD]
+    parts, verbs = [_COMMANDS_HEAD], dict[str, str]()
     for name, verb in VERBS.items():
-        parts.append(f"\n## {name}\n\n{verb.about[0].upper()}{verb.about[1:]}.\n\n```text\n{_help(name)}\n```")
+        text = _help(name)
+        same = verbs.setdefault(text, name)
+        text = f"```text\n{text}\n```" if same == name else f"Its options are those of [{same}](#{same})."
+        parts.append(f"\n## {name}\n\n{verb.about[0].upper()}{verb.about[1:]}.\n\n{text}")
     return "\n".join(parts) + "\n"
 
 
