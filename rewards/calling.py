@@ -15,8 +15,8 @@ from rewards.sample import Sample, Score
 Call = Callable[..., Awaitable[Any]]  # the user's function, made async
 _VERL_TEXTS = ("solution_str", "model_output")
 _TRL_NAMES = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
-# Usual names of a label's column, for functions that require none of them.
-_LABEL_NAMES = ("answer", "solution", "ground_truth", "label", "labels", "target")
+# Names of the label's column in the rows of TRL's users.
+LABEL_NAMES = ("answer", "solution", "ground_truth", "label", "labels", "target")
 _VERL_NAMES = {"data_source", "ground_truth", "extra_info"}
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -29,28 +29,38 @@ class Form:
     score: Callable[[Call, Sequence[Sample]], Awaitable[list[Score]]]
 
 
-def form_of(
-    function: Callable[..., Any], reads_sequence: bool = False, reads_messages: bool | None = None
-) -> Form | None:
+def form_of(function: Callable[..., Any], reads: str, label_name: str = "") -> Form | None:
     """Return how the function is called, or None if its parameters are not known.
 
-    reads_sequence: a verl function gets prompt and response with special tokens, as in Search-R1. reads_messages:
-    whether a TRL function gets messages; None: if texts raise an error.
+    reads: what a verl function gets: response, or sequence (prompt and response with special tokens, as in Search-R1);
+    what a TRL function gets: text, or messages. label_name: a TRL function's parameter for the label; empty: the usual.
     """
     parameters = inspect.signature(function).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     required = [name for name, each in parameters.items() if each.default is each.empty and each.kind not in _VARIADIC]
     if "queries" in parameters:
         return Form(True, _score_openrlhf)
-    if "completions" in parameters:
-        return Form(True, _TrlForm(required, None if takes_any else frozenset(parameters), reads_messages).score)
+    if "completions" in parameters or "completion_ids" in parameters:
+        return Form(
+            True,
+            _TrlForm(required, None if takes_any else frozenset(parameters), reads == "messages", label_name).score,
+        )
     if "solution_strs" in parameters:
-        return Form(True, _VerlForm(parameters, takes_any, reads_sequence).score_batch)
+        return Form(True, _VerlForm(parameters, takes_any, reads == "sequence").score_batch)
     if any(name in parameters for name in _VERL_TEXTS) and {*required} <= {*_VERL_NAMES, *_VERL_TEXTS}:
-        return Form(False, _VerlForm(parameters, takes_any, reads_sequence).score)
+        return Form(False, _VerlForm(parameters, takes_any, reads == "sequence").score)
     if len(required) == 1:
         return Form(False, _score_own)
     return None
+
+
+def as_async(function: Callable[..., Any]) -> Call:
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        returned = function(*args, **kwargs)
+        # A sync function may return an awaitable.
+        return await returned if inspect.isawaitable(returned) else returned
+
+    return run
 
 
 async def _score_openrlhf(call: Call, samples: Sequence[Sample]) -> list[Score]:
@@ -115,32 +125,24 @@ class _VerlForm:
 class _TrlForm:
     """TRL's keywords: prompts, completions and each column of the data rows, as lists.
 
-    The label fills the one required parameter that no column has, else the optional ones with a label's usual names.
-    completions are texts; if the function raises TypeError or AttributeError for them, they are lists of one message,
-    as with TRL's conversational data sets.
+    The label fills a parameter of its usual names that no column has.
     """
 
-    def __init__(self, required: Sequence[str], names: frozenset[str] | None, takes_messages: bool | None) -> None:
-        """names: all parameters; None: the function takes any keyword. takes_messages: None: not known."""
+    def __init__(
+        self, required: Sequence[str], names: frozenset[str] | None, takes_messages: bool, label_name: str
+    ) -> None:
+        """names: all parameters; None: the function takes any keyword."""
         self._required = [name for name in required if name not in _TRL_NAMES]
         self._names = names
         self._takes_messages = takes_messages
+        self._label_names = (label_name,) if label_name else LABEL_NAMES
 
     async def score(self, call: Call, samples: Sequence[Sample]) -> list[Score]:
         metrics: dict[str, float] = {}
-        columns = self._columns(samples)
-        options = {"completion_ids": None, "trainer_state": None, "log_extra": lambda name, values: None,
-                   "log_metric": lambda name, value: metrics.update({str(name): float(value)})}  # fmt: skip
-        returned = None
-        for as_messages in (False, True) if self._takes_messages is None else (self._takes_messages,):
-            try:
-                given = {**_trl_texts(samples, as_messages), **options, **columns}
-                returned = await call(**{k: v for k, v in given.items() if self._names is None or k in self._names})
-                self._takes_messages = as_messages
-                break
-            except (TypeError, AttributeError):
-                if as_messages or self._takes_messages is False:
-                    raise
+        given = {**_trl_texts(samples, self._takes_messages), **self._columns(samples),
+                 "log_extra": lambda name, values: None,
+                 "log_metric": lambda name, value: metrics.update({str(name): float(value)})}  # fmt: skip
+        returned = await call(**{k: v for k, v in given.items() if self._names is None or k in self._names})
         values = _flat(returned)
         rewards = check_numbers([0.0 if value is None else value for value in values], len(samples), "rewards")
         return [
@@ -150,16 +152,17 @@ class _TrlForm:
 
     def _columns(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
         names = {name for sample in samples for name in sample.columns} - {*_TRL_NAMES, "prompt", "completion"}
-        columns = {name: [sample.columns.get(name) for sample in samples] for name in names}
-        missing = [name for name in self._required if name not in columns]
-        if len(missing) == 1:
-            columns[missing[0]] = [sample.label for sample in samples]
-        elif missing:
-            raise ValueError(f"the data rows have no columns {missing}; they have the label and {sorted(names)}")
-        else:
-            taken = [name for name in _LABEL_NAMES if self._names is None or name in self._names]
-            columns = {**{name: [sample.label for sample in samples] for name in taken}, **columns}
-        return columns
+        missing = [name for name in self._required if name not in names]
+        labels = missing or [name for name in self._label_names if self._names is None or name in self._names]
+        if missing and (len(missing) > 1 or missing[0] not in self._label_names):
+            raise ValueError(
+                f"the data rows have no columns {missing}; they have {sorted(names)} and the label, which is given as "
+                f"{', '.join(self._label_names)}. Add the columns, or start with --label NAME if one is the label"
+            )
+        return {
+            **{name: [sample.label for sample in samples] for name in labels},
+            **{name: [sample.columns.get(name) for sample in samples] for name in names},
+        }
 
 
 def _trl_texts(samples: Sequence[Sample], as_messages: bool) -> dict[str, list[Any]]:

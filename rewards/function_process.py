@@ -3,7 +3,8 @@
 Many functions limit their time with signals, which work on the main thread only: math-verify raises elsewhere, or
 its caller returns 0. Each process calls the function for one request at a time.
 
-    python -m rewards.function_process REFERENCE READS [DIGEST]      JSON lines: samples in, scores or a failure out
+    python -m rewards.function_process REFERENCE READS LABEL_NAME [DIGEST]
+    JSON lines: samples in, scores or a failure out
 """
 
 import asyncio
@@ -22,20 +23,21 @@ from rewards.sample import Sample, Score, Scorer, ScorerFailure
 from rewards.user_function import UserFunction
 
 
-def load_scorer(reference: str, number: int = 1, reads: str = "auto") -> Scorer:
+def load_scorer(reference: str, number: int = 1, reads: str = "auto", label_name: str = "") -> Scorer:
     """Return the scorer of `FILE.py[:NAME]` or `MODULE:NAME`; an async function runs in this process.
 
-    number: processes of a sync function. reads: see UserFunction.
+    number: processes of a sync function. reads, label_name: see UserFunction.
     Raises: OperatorError if the file cannot be loaded, or the function is missing or has an unknown form.
     """
-    arguments = ("rewards.function_process", reference, reads)
+    module = "rewards.function_process"
     try:
-        first = Process(arguments)
+        first = Process((module, reference, reads, label_name))
     except ProcessDied as error:
         raise OperatorError(f"rewards: --function {reference} cannot be loaded: {error}") from None
     if "problem" in first.greeting:
         raise OperatorError(first.greeting["problem"])
-    if first.greeting["reads_sequence"]:
+    decided = first.greeting["reads"]
+    if reads == "auto" and decided == "sequence":
         problem = "without the prompt a right answer got 0. --solution-str response changes that."
         print(f"rewards: {reference} gets prompt and response, as in Search-R1: {problem}", file=sys.stderr)
     if first.greeting["may_read_sequence"]:
@@ -46,9 +48,9 @@ def load_scorer(reference: str, number: int = 1, reads: str = "auto") -> Scorer:
             file=sys.stderr,
         )
     if first.greeting["is_async"]:
-        return UserFunction(reference, "sequence" if first.greeting["reads_sequence"] else "response").score
+        return UserFunction(reference, decided, label_name).score
     # Processes that start later refuse edited code: one service never scores by two versions.
-    pool = ProcessPool((*arguments, first.greeting["digest"]), number, first)
+    pool = ProcessPool((module, reference, decided, label_name, first.greeting["digest"]), number, first)
     return _pooled_scorer(pool, first.greeting["takes_batch"])
 
 
@@ -75,16 +77,16 @@ def _pooled_scorer(pool: ProcessPool, takes_batch: bool) -> Scorer:
     return score
 
 
-def main(reference: str, reads: str, digest: str = "") -> None:
+def main(reference: str, reads: str, label_name: str, digest: str = "") -> None:
     """digest: of the service's code; empty: this process is the first."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the function prints goes to the service's log
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
     try:
-        function = UserFunction(reference, reads)
+        function = UserFunction(reference, reads, label_name)
         greeting: dict[str, Any] = {"is_async": function.is_async, "takes_batch": function.takes_batch,
-                                    "reads_sequence": function.reads_sequence and reads == "auto",
+                                    "reads": function.reads,
                                     "may_read_sequence": function.may_read_sequence,
                                     "digest": function.digest}  # fmt: skip
     except OperatorError as error:

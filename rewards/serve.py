@@ -11,6 +11,7 @@ from protocol.http.listen import LOOPBACK, add_listen_options, bind, positive
 from protocol.http.service import run_service, serve_app
 from rewards.answer_format import DEFAULT_TAGS
 from rewards.bundled import SCORERS, ScorerOptions, scorer_named
+from rewards.calling import LABEL_NAMES
 from rewards.function_process import load_scorer
 from rewards.sample import Scorer
 from rewards.service import RewardService
@@ -34,7 +35,8 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 def _choose_scorer(arguments: argparse.Namespace) -> tuple[Scorer, str]:
     if arguments.function:
-        scorer = load_scorer(arguments.function, arguments.workers, arguments.solution_str)
+        reads = arguments.solution_str if arguments.completions == "auto" else arguments.completions
+        scorer = load_scorer(arguments.function, arguments.workers, reads, arguments.label)
         return scorer, Path(arguments.function).name
     options = ScorerOptions(
         arguments.workers,
@@ -64,6 +66,13 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="what a verl function gets: the response, or prompt and response as in Search-R1; auto: by a known answer",
     )
+    parser.add_argument(
+        "--completions",
+        choices=["auto", "text", "messages"],
+        default="auto",
+        help="what a TRL function gets: texts, or messages as with conversational rows; auto: by known answers",
+    )
+    parser.add_argument("--label", default="", help=f"TRL parameter for the label (default: {', '.join(LABEL_NAMES)})")
     parser.add_argument(
         "--workers",
         type=positive,

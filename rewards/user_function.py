@@ -9,9 +9,10 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from protocol.contained_tasks import contain_tasks
@@ -19,44 +20,45 @@ from protocol.errors import OperatorError
 from protocol.http.bodies import BodyError
 from protocol.one_line import place_of
 from protocol.settings.paths import describe_shadowed
-from rewards.calling import Call, Form, form_of
-from rewards.sample import Sample, Score, ScorerFailure, make_sample
+from rewards.calling import as_async, form_of
+from rewards.known_answers import names_turn, reads_messages, reads_sequence
+from rewards.sample import Sample, Score, ScorerFailure
 
 _NAMES = ("reward_func", "compute_score", "score")
-# Questions whose right answers score 0 when a function of Search-R1 reads the response alone: it looks for the
-# assistant's turn, or skips the first answer, which is an example in the prompt.
-_KNOWN_PROMPT = (
-    "<|im_start|>user\nAnswer in tags, such as <answer> Beijing </answer>. What is 1 + 1?<|im_end|>\n"
-    "<|im_start|>assistant\nAssistant: "
-)
-_KNIGHTS = "(1) Ann is a knight\n(2) Bo is a knave"  # of Logic-RL
-_KNOWN_ANSWERS: tuple[tuple[str, str, Any], ...] = (  # right, wrong, label
-    ("2", "3", {"target": ["2"]}),
-    ("1 + 1", "1 - 1", {"target": 2, "numbers": [1, 1]}),
-    ("2", "3", "2"),
-    ("2", "3", 2),
-    (_KNIGHTS, "(1) Ann is a knave\n(2) Bo is a knight", {"solution_text_format": _KNIGHTS}),
-)
-# A file with one of these looks for the assistant's turn in prompt and response, as Logic-RL's do.
-_TURN_BEGINS = ("<|im_start|>assistant", "<|start_header_id|>assistant", "Assistant:", "<\uff5cAssistant\uff5c>")
+# TRL's keywords that no request to a service has, and their remedies.
+_TRL_ONLY = {
+    "completion_ids": "Count words of completions, or set rewards.overlong_buffer_tokens for a penalty by length",
+    "trainer_state": "Give the parameter a default",
+    "environments": "Score with the environment itself: a class FILE.py:NAME as rollout.environment",
+}
 
 
 class UserFunction:
     """A loaded function; a Scorer by its method `score`."""
 
-    def __init__(self, reference: str, reads: str = "auto") -> None:
-        """reads: response, sequence (prompt and response, as in Search-R1) or auto, which tries a known right answer.
+    def __init__(self, reference: str, reads: str = "auto", label_name: str = "") -> None:
+        """reads, label_name: see `form_of`; auto: as known answers show.
 
         Raises: OperatorError if the file cannot be loaded, or the function is missing or has an unknown form.
         """
-        self._function = _find(reference)
-        self.reads_sequence = reads == "sequence" or (reads == "auto" and _reads_sequence(self._function))
-        self.may_read_sequence = reads == "auto" and not self.reads_sequence and _names_turn(self._function)
-        self._form = _known_form(self._function, reference, self.reads_sequence)
+        module, self._function = _find(reference)
+        name = getattr(self._function, "__name__", type(self._function).__name__)
+        if form_of(self._function, reads) is None:
+            raise OperatorError(
+                f"rewards: {reference}: {name}{inspect.signature(self._function)} has no known form. Expected "
+                "reward_func(queries, prompts, labels), compute_score(data_source, solution_str, ground_truth), "
+                "TRL's (completions, ..) or score(sample)."
+            )
+        _check_trl(self._function, reference)
+        self.reads = _what_it_reads(self._function, reference) if reads == "auto" else reads
+        self.may_read_sequence = reads == "auto" and self.reads == "response" and names_turn(self._function)
+        form = form_of(self._function, self.reads, label_name)
+        assert form is not None
+        self._form = form
         self.is_async = inspect.iscoroutinefunction(self._function)
         self.takes_batch = self._form.takes_batch
         self._logged: set[tuple[str, str]] = set()
-        self._files = _files_of(self._function)
+        self._files = _files_of(module)
         self.digest = _digest(self._files)
         self._edits = _edits(self._files)
 
@@ -77,7 +79,7 @@ class UserFunction:
     async def _attempt(self, samples: Sequence[Sample], index: int | None) -> list[Score]:
         contain_tasks()
         try:
-            return await self._form.score(_as_async(self._function), samples)
+            return await self._form.score(as_async(self._function), samples)
         except BaseException as error:  # also SystemExit: the policy's code may call exit()
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -94,10 +96,9 @@ class UserFunction:
         return ScorerFailure(index, kind, str(error), place)
 
 
-def _files_of(function: Callable[..., Any]) -> list[Path]:
-    """Return the function's file, and the loaded modules in its folder."""
-    file = getattr(sys.modules.get(function.__module__), "__file__", None)
-    if file is None:
+def _files_of(module: ModuleType) -> list[Path]:
+    """Return the module's file, and the loaded modules in its folder."""
+    if (file := module.__file__) is None:
         return []
     loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     return sorted({Path(each) for each in loaded if each and Path(each).parent == Path(file).parent})
@@ -112,16 +113,7 @@ def _edits(files: Sequence[Path]) -> list[int]:
     return [file.stat().st_mtime_ns if file.is_file() else 0 for file in files]
 
 
-def _as_async(function: Callable[..., Any]) -> Call:
-    async def run(*args: Any, **kwargs: Any) -> Any:
-        returned = function(*args, **kwargs)
-        # A sync function may return an awaitable.
-        return await returned if inspect.isawaitable(returned) else returned
-
-    return run
-
-
-def _find(reference: str) -> Callable[..., Any]:
+def _find(reference: str) -> tuple[ModuleType, Callable[..., Any]]:
     source, separator, name = reference.rpartition(":")
     if not separator or name.endswith(".py"):
         source, name = reference, ""
@@ -133,8 +125,7 @@ def _find(reference: str) -> Callable[..., Any]:
         raise OperatorError(
             f"rewards: {source} has {have} of: {', '.join(names)}. Name one function with --function {source}:NAME."
         )
-    function: Callable[..., Any] = found[0]
-    return function
+    return module, found[0]
 
 
 def _load_file(path: Path) -> Any:
@@ -174,75 +165,16 @@ def _load(load: Callable[[], Any], what: str) -> Any:
         ) from error
 
 
-def _known_form(function: Callable[..., Any], reference: str, reads_sequence: bool) -> Form:
-    token_ids = inspect.signature(function).parameters.get("completion_ids")
-    if token_ids is not None and token_ids.default is token_ids.empty:
-        raise OperatorError(
-            f"rewards: {reference} reads completion_ids, which a reward service does not receive. Count characters of "
-            "completions, or set rewards.overlong_buffer_tokens for a penalty by length."
-        )
-    form = form_of(function, reads_sequence, _reads_messages(function))
-    if form is None:
-        raise OperatorError(
-            f"rewards: {reference}: {function.__name__}{inspect.signature(function)} has no known form. Expected "
-            "reward_func(queries, prompts, labels), compute_score(data_source, solution_str, ground_truth), "
-            "TRL's (completions, ..) or score(sample)."
-        )
-    return form
-
-
-def _reads_sequence(function: Callable[..., Any]) -> bool:
-    """Return whether a known right answer scores above 0 with its prompt only, as with Search-R1's functions.
-
-    Functions with a data_source are verl's own, which pass the response alone.
-    """
-    if not _may_be_of_search_r1(function):
-        return False
-    for right, wrong, truth in _KNOWN_ANSWERS:
-        with contextlib.suppress(Exception, SystemExit):  # labels of another form
-            known = [_known_sample(answer, {"ground_truth": truth}) for answer in (right, wrong)]
-            whole = [asyncio.run(_reward(function, sample, reads_sequence=True)) for sample in known]
-            # Of a function of length, wrong answers are worth as much.
-            if whole[0] > max(0, whole[1]) and asyncio.run(_reward(function, known[0])) <= 0:
-                return True
-    return False
-
-
-def _reads_messages(function: Callable[..., Any]) -> bool | None:
-    """Return True if a known right answer scores above 0 as a message only, as with functions that catch errors."""
+def _check_trl(function: Callable[..., Any], reference: str) -> None:
     parameters = inspect.signature(function).parameters
-    if "completions" not in parameters:
-        return None
-    sample = _known_sample("2", "2", dict.fromkeys(parameters, "2"))
-    with contextlib.suppress(Exception, SystemExit):  # texts raise, or the columns are others
-        if asyncio.run(_reward(function, sample, reads_messages=False)) <= 0:
-            return asyncio.run(_reward(function, sample, reads_messages=True)) > 0 or None
-    return None
+    for name, remedy in _TRL_ONLY.items():
+        if name in parameters and parameters[name].default is inspect.Parameter.empty:
+            raise OperatorError(
+                f"rewards: {reference} reads {name}, which a reward service does not receive. {remedy}."
+            )
 
 
-def _known_sample(answer: str, label: Any, columns: Mapping[str, Any] | None = None) -> Sample:
-    response = f"<think>one more</think>\n<answer> {answer} </answer>"
-    return make_sample(_KNOWN_PROMPT + response, _KNOWN_PROMPT, label, columns)
-
-
-def _may_be_of_search_r1(function: Callable[..., Any]) -> bool:
-    parameters = inspect.signature(function).parameters
-    return "solution_str" in parameters and "data_source" not in parameters
-
-
-def _names_turn(function: Callable[..., Any]) -> bool:
-    """Return whether the function's file names the beginning of an assistant's turn, and it may get the prompt too."""
-    if not _may_be_of_search_r1(function):
-        return False
-    with contextlib.suppress(OSError, TypeError):  # no source
-        source = inspect.getsource(sys.modules[function.__module__])
-        return any(name in source for name in _TURN_BEGINS)
-    return False
-
-
-async def _reward(
-    function: Callable[..., Any], sample: Sample, reads_sequence: bool = False, reads_messages: bool | None = None
-) -> float:
-    form = form_of(function, reads_sequence, reads_messages)
-    assert form is not None
-    return (await form.score(_as_async(function), [sample]))[0].reward
+def _what_it_reads(function: Callable[..., Any], reference: str) -> str:
+    if "completions" in inspect.signature(function).parameters:
+        return "messages" if reads_messages(function, reference) else "text"
+    return "sequence" if reads_sequence(function) else "response"

@@ -23,6 +23,16 @@ async def rewards_of(path: str, samples: list[Sample] = SAMPLES) -> list[Score]:
     return await (await asyncio.to_thread(UserFunction, path)).score(samples)
 
 
+def caught(value: str) -> str:
+    """Return a TRL function that takes every error for a wrong answer."""
+    return (
+        "import json, re\ndef score(completions, answer, **kwargs):\n    rewards = []\n"
+        "    for c, a in zip(completions, answer):\n"
+        f"        try: rewards.append(float({value}))\n"
+        "        except Exception: rewards.append(0.0)\n    return rewards\n"
+    )
+
+
 async def test_openrlhf_reward_func_gets_aligned_lists(tmp_path: Path) -> None:
     path = write(
         tmp_path,
@@ -147,6 +157,60 @@ async def test_function_is_called_as_in_its_own_trainer(tmp_path: Path, trainer:
         assert [score.logs for score in scores] == [{"seen": 2.0}, {"seen": 2.0, "not_applicable": 1.0}]
 
 
+READS = {
+    "tags": "re.search('<answer>(.*)</answer>', {}, re.S)[1].strip() == a",
+    "a box": "{}.split('boxed{{')[1].split('}}')[0] == a",
+    "the last line": "{}.split('#### ')[1] == a.split('#### ')[1]",
+    "nothing but the answer": "int({}) == a",
+    "an object": "str(json.loads({})['answer']) == a",
+    "a thought of the prompt": "re.match('^<think>([^<]*)</think>\\n<answer>', '<think>' + {}) is not None",
+    "an equation": "[*map(int, re.findall('[0-9]', {}))] == kwargs['nums'][0]",
+    "code": "'```python' in {}",
+}
+
+
+@pytest.mark.parametrize("what", READS)
+@pytest.mark.parametrize(("completion", "reads"), [("c", "text"), ("c[0]['content']", "messages")])
+def test_known_answers_show_what_a_trl_function_reads_that_catches_errors(
+    tmp_path: Path, what: str, completion: str, reads: str
+) -> None:
+    assert UserFunction(write(tmp_path, caught(READS[what].format(completion)))).reads == reads
+
+
+async def test_odd_row_never_changes_what_a_trl_function_reads(tmp_path: Path) -> None:
+    source = "def score(completions, answer):\n    return [float(a in c) for c, a in zip(completions, answer)]\n"
+    function = await asyncio.to_thread(UserFunction, write(tmp_path, source))
+    for odd in (None, 7):
+        with pytest.raises(ScorerFailure, match="TypeError"):
+            await function.score([make_sample("p 2", "p ", odd)])
+    assert await function.score([make_sample("p 2", "p ", "2")]) == [Score(1.0)]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "label_name", "missing"),
+    [
+        ("completions, tests", "", "tests"),
+        ("completions, answer, tests", "", "answer', 'tests"),
+        ("completions, answer, solution", "", "answer', 'solution"),
+        ("completions, answer", "gold", "answer"),
+    ],
+)
+async def test_label_fills_no_other_column_of_a_trl_function(
+    tmp_path: Path, parameters: str, label_name: str, missing: str
+) -> None:
+    path = write(tmp_path, f"def score({parameters}):\n    return [1.0 * ('l' in c) for c in completions]\n")
+    function = await asyncio.to_thread(UserFunction, path, "text", label_name)
+    with pytest.raises(
+        ScorerFailure, match=rf"ValueError: the data rows have no columns \['{missing}'\]; .*--label NAME"
+    ):
+        await function.score(SAMPLES)
+
+
+async def test_label_has_the_name_that_its_user_gives(tmp_path: Path) -> None:
+    path = write(tmp_path, "def score(completions, gold):\n    return [len(each) for each in gold]\n")
+    assert await UserFunction(path, "text", "gold").score(SAMPLES) == [Score(2.0), Score(2.0)]
+
+
 KNIGHTS = (
     "import re\ndef compute_score(solution_str, ground_truth, answer_reward=1.0):\n"
     "    if '<|im_start|>assistant' not in solution_str:\n        return -3.0\n"
@@ -157,7 +221,7 @@ KNIGHTS = (
 
 def test_logic_rl_function_gets_prompt_and_response(tmp_path: Path) -> None:
     path = write(tmp_path, KNIGHTS.replace("LABEL", "'solution_text_format'"))
-    assert UserFunction(str(path)).reads_sequence
+    assert UserFunction(str(path)).reads == "sequence"
 
 
 @pytest.mark.parametrize("reads", ["auto", "response"])
@@ -171,7 +235,7 @@ def test_function_that_may_look_for_the_prompt_is_named_until_its_user_decides(
 
 def test_function_of_length_gets_the_response(tmp_path: Path) -> None:
     path = write(tmp_path, "def compute_score(solution_str, ground_truth):\n    return len(solution_str) / 100 - 0.8\n")
-    assert not UserFunction(path).reads_sequence
+    assert UserFunction(path).reads == "response"
 
 
 async def test_service_never_scores_by_edited_code(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -273,6 +337,16 @@ async def test_scorer_refuses_a_batch_function_that_returns_too_few(tmp_path: Pa
         ("def score(**kwargs): ...\n", r"score\(\*\*kwargs\) has no known form\. Expected reward_func"),
         ("def score(tokenizer, solution_str, ground_truth): ...\n", r"has no known form\. Expected reward_func"),
         ("def score(a, b): ...\n", r"score\(a, b\) has no known form\. Expected reward_func"),
+        (
+            "def score(completions): return [0] * len(completions)\n",
+            r"known answers do not show .*reward.py reads .* as texts",
+        ),
+        (
+            "def score(completions, **row): return row['trainer_state']\n",
+            r"\(last error: KeyError\('trainer_state'\) .*:1",
+        ),
+        ("def score(completion_ids): ...\n", r"reads completion_ids, which .* does not receive\. Count words"),
+        ("def score(completions, environments): ...\n", r"reads environments, which .* does not receive"),
         ("import no_such_module\n", r"cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
         ("def score(:\n", r"cannot be loaded: SyntaxError"),
         ("raise SystemExit(3)\n", r"cannot be loaded: SystemExit: 3"),
