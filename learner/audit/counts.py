@@ -26,7 +26,7 @@ class Tokens:
     """Model tokens by reason."""
 
     # "trained", or the reason of waste: stale, filtered, duplicate, lineage, unknown, rejected, restart, failed,
-    # endpoints or skipped
+    # endpoints, settings or skipped
     what: str
     num_trajectories: int  # trajectories without repeats
     num_tokens: int  # model tokens of these

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from learner.disk.run_folder import MetricsReader
+from learner.disk.run_folder import MetricsReader, comparable_since
 from protocol.disk.files import sync
 from protocol.settings.evaluation import EvalSettings
 
@@ -35,7 +35,7 @@ def keep_best(root: Path, run: Path, by: BestBy) -> set[int]:
     """Point `best` at the best evaluated checkpoint of the folder `root`; returns the steps to keep.
 
     These are the best one and the evaluated steps without a score. run: the folder of metrics.jsonl. The earliest of
-    equal scores is the best. Scores of earlier reward endpoints do not count. Raises: OSError.
+    equal scores is the best. Scores of earlier reward endpoints or sets do not count. Raises: OSError.
     """
     numbers = [path.name.removeprefix(_STEP) for path in root.glob(f"{_STEP}*")]
     steps = {int(number) for number in numbers if number.isdecimal()}
@@ -56,8 +56,8 @@ def find_best(scores: Mapping[int, float], is_highest: bool) -> int | None:
 def _read_scores(run: Path, metric: str) -> tuple[dict[int, float], int]:
     """Return (score by evaluated step, newest evaluated step or -1)."""
     lines = [line for line in MetricsReader(run / "metrics.jsonl").new_lines() if "eval/step" in line]
-    since = max((line.get("eval/rewards_since", 0) for line in lines), default=0)
-    scored = [line for line in lines if metric in line and line.get("eval/rewards_since", 0) == since]
+    since = max((comparable_since(line, metric) for line in lines), default=0)
+    scored = [line for line in lines if metric in line and comparable_since(line, metric) == since]
     scores = {int(line["eval/step"]): line[metric] for line in scored}
     return scores, max((int(line["eval/step"]) for line in lines), default=-1)
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from learner.coordinator.accounts import Accounts, Mailbox
+from learner.coordinator.changes import begin_start
 from learner.coordinator.groups.born_ready import BornReady
 from learner.coordinator.groups.curriculum import Curriculum
 from learner.coordinator.groups.eval_scores import HeldOutSet
@@ -36,7 +37,7 @@ from learner.coordinator.steps.step_lines import StepLines
 from learner.coordinator.window import StalenessWindow
 from learner.data.prompts import Prompt
 from learner.data.sft_rows import RowEncoder
-from learner.ledger.ledger import REWARDS_SINCE_STEP, Ledger
+from learner.ledger.ledger import Ledger
 from learner.ledger.snapshots import LedgerCopies
 from learner.ledger.terms import terms_of
 from learner.live.status import RunStatus
@@ -77,7 +78,8 @@ class Coordinator:
         policy_version = int(ledger.meta("policy_version") or last_step)
         self.incarnation = ledger.begin_incarnation(policy_version)
         ledger.begin_terms(last_step + 1, terms_of(settings))
-        self._notices = _begin_rewards(ledger, settings, last_step + 1, self.incarnation)
+        changes = begin_start(ledger, settings, held_out, last_step + 1, self.incarnation)
+        self._notices = changes.notices
         self._record = record
         accounts = Accounts(ledger, Mailbox(run_id, self.incarnation))
         self._ledger, self._mailbox, self._counts = ledger, accounts.mailbox, accounts.counts
@@ -86,7 +88,7 @@ class Coordinator:
         self._servers = Servers()
         self._source = source = PromptSource(train, settings, ledger, last_step)
         self._groups = groups = OpenGroups(source, window, accounts)
-        evals, since = settings.eval, int(ledger.meta(REWARDS_SINCE_STEP) or 0)
+        evals, since = settings.eval, changes.comparable_since
         self._evaluations = Evaluations(held_out, groups.open_evaluation, record.decoder, evals.solved_at, since)
         groups.on_closed.append(self._evaluations.on_closed)
         _attach_features(settings, source, groups, accounts)
@@ -274,20 +276,6 @@ class Coordinator:
             # A repeated request: a disk may need minutes for a ledger of many gigabytes.
             if not is_new and self._copies.is_making:
                 self._mailbox.put_off(peer, message.request, f"the ledger is being copied to {path}")
-
-
-def _begin_rewards(ledger: Ledger, settings: Settings, from_step: int, incarnation: int) -> tuple[str, ...]:
-    """Record which endpoints decide the reward; returns a line for the operator if earlier steps had others."""
-    source = settings.rewards.reward_source(settings.rollout.environment)
-    earlier = ledger.begin_rewards(source, from_step, incarnation)
-    if earlier is None:
-        return ()
-    text = (
-        f"Rewards come from {source} from step {from_step} on, and came from {earlier} before: reward normalisation, "
-        "the best checkpoint and the curriculum start again."
-    )
-    _log.warning("%s", text)
-    return (text,)
 
 
 def _attach_features(settings: Settings, source: PromptSource, groups: OpenGroups, accounts: Accounts) -> None:

@@ -148,7 +148,7 @@ class Leases:
         """Return the ledger's word for a trajectory that cannot be used, or None.
 
         "unknown": no open group. "lineage": tokens of steps that this start's checkpoint does not have. "endpoints":
-        rewards of other endpoints than this start's.
+        rewards of other endpoints than this start's. "settings": a sample of other settings, such as the temperature.
         """
         if group is None:
             return "unknown"
@@ -157,6 +157,8 @@ class Leases:
         newest = self._ledger.last_shared_version(facts.incarnation)
         if newest is None or facts.newest_version > newest:
             return "lineage"
+        if facts.incarnation < self._ledger.sampled_since_start:
+            return "settings"
         return "endpoints" if facts.incarnation < self._ledger.scored_since_start else None
 
     def _ignore(self, server: str, facts: TrajectoryFacts, outcome: m.Outcome, why: str) -> None:

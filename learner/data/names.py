@@ -29,6 +29,7 @@ class GroupName(NamedTuple):
 
 
 UID_BYTES = 10
+HASH_BYTES = 8  # of `Prompt.row_hash`
 _encode = json.JSONEncoder(sort_keys=True, check_circular=False, default=str).encode
 
 

@@ -116,7 +116,7 @@ class _Reading:
             except UnsendableRowError as error:
                 self._unusable.append(UnusableRow(file.path, RowName(name, row.number), Refusal(str(error))))
                 continue
-            place = self._builder.add(row.number, row.offset, prompt.uid)
+            place = self._builder.add(row.number, row.offset, prompt.uid, prompt.row_hash)
             if self._judge is None:
                 self._room -= 1
             else:

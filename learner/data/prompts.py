@@ -2,11 +2,12 @@
 
 import json
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 
-from learner.data.names import make_uid
+from learner.data.names import HASH_BYTES, make_uid
 from learner.data.prompt_rows import Row
 from protocol.errors import SettingsError
 from protocol.message_texts import ContentError, with_texts
@@ -21,7 +22,7 @@ _CONTAINERS = (dict, list, tuple)
 # Columns of multimodal rows, and the placeholder in the prompt.
 _NOT_TEXT = {"images": "<image>", "videos": "<video>", "audios": "<audio>"}
 _MAX_DEPTH = 32
-_row_encoder = msgspec.msgpack.Encoder()
+_row_encoder = msgspec.msgpack.Encoder(order="deterministic")
 _row_decoder = msgspec.msgpack.Decoder(tuple[Text | Turns, Any, Columns])
 
 
@@ -37,6 +38,7 @@ class Prompt:
     prompt: str | list[dict[str, Any]]  # text or chat messages
     label: Any  # input of the reward services
     columns: dict[str, Any]  # remaining columns, unchanged
+    row_hash: bytes = bytes(HASH_BYTES)  # of prompt, label and columns; zeros where the uid covers the columns
 
     @property
     def label_text(self) -> str:
@@ -123,8 +125,9 @@ def make_prompt(row: Row, file: str, name: str, shape: PromptShape) -> Prompt:
     columns = {key: value for key, value in content.items() if key not in (shape.prompt_key, shape.label_key)}
     # The tuple of three and the chat messages that a shape makes from text add at most three levels.
     is_flat = row.max_depth is not None and row.max_depth + 3 <= _MAX_DEPTH
-    _check_sendable((prompt, label, columns), is_flat)
-    return Prompt(make_uid(name, row.number, prompt, label), prompt, label, columns)
+    encoded = _check_sendable((prompt, label, columns), is_flat)
+    row_hash = sha256(encoded).digest()[:HASH_BYTES]
+    return Prompt(make_uid(name, row.number, prompt, label), prompt, label, columns, row_hash)
 
 
 def _check_readable(prompt: str | list[dict[str, Any]], content: dict[str, Any]) -> None:
@@ -135,8 +138,8 @@ def _check_readable(prompt: str | list[dict[str, Any]], content: dict[str, Any])
             raise UnsendableRowError(f"{problem}. Leave the row out.")
 
 
-def _check_sendable(content: tuple[object, ...], is_flat: bool) -> None:
-    """Refuse a row that no lease can carry, before the run starts. is_flat: the nesting is known to be in bounds."""
+def _check_sendable(content: tuple[object, ...], is_flat: bool) -> bytes:
+    """Return the row as bytes; refuse one that no lease can carry. is_flat: the nesting is known to be in bounds."""
     try:
         encoded = _row_encoder.encode(content)
     except (OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -149,6 +152,7 @@ def _check_sendable(content: tuple[object, ...], is_flat: bool) -> None:
         _row_decoder.decode(encoded)
     except msgspec.ValidationError as error:
         raise UnsendableRowError(f"cannot be sent: {error}. Shorten the row.") from None
+    return encoded
 
 
 def _is_shallow(content: tuple[object, ...]) -> bool:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from learner.disk.run_folder import CHECKPOINTS
 from protocol.errors import SettingsError
+from protocol.node.small_model_files import read_small_files
 from protocol.settings.policy import LoraSettings
 from protocol.settings.settings import Settings
 
@@ -152,12 +153,17 @@ def _check_model(folder: Path, setting: str, name: str) -> None:
     weights = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHT_SUFFIXES)
     if not weights:
         raise SettingsError(f"settings: {setting} = {name} holds no weights (*.safetensors). Give a complete model.")
-    if not any(path.name.startswith(("tokenizer", "vocab")) or path.suffix == ".model" for path in folder.iterdir()):
+    if not has_tokenizer(folder):
         # transformers would make an empty tokenizer, which turns every text into no tokens.
         raise SettingsError(f"settings: {setting} = {name} has no tokenizer. Give a complete model.")
     for path in weights:
         if path.suffix == ".safetensors":
             _check_weights(setting, path)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a model folder has files of a tokenizer."""
+    return any(path.name.startswith(("tokenizer", "vocab")) or path.suffix == ".model" for path in folder.iterdir())
 
 
 def _check_weights(setting: str, path: Path) -> None:
@@ -179,6 +185,15 @@ def model_digest(model_dir: Path) -> str:
     return digest.hexdigest()
 
 
+def changed_file(model: Path, earlier: Path) -> str | None:
+    """Return the name of a tokenizer, template or code file that differs from an earlier copy of the folder, or None.
+
+    Other small files count too, as a tokenizer's own code may read any of them.
+    """
+    then, now = (read_small_files(folder, with_code=True) for folder in (earlier, model))
+    return next((name for name in sorted({*then, *now} - _NOT_READ) if then.get(name) != now.get(name)), None)
+
+
 def weights_digest(model: Path) -> str:
     """Return a hash of the model's weight files. Reads all of them, several at a time."""
     files = stored_weights(model) or sorted(model.glob("*.bin"))
@@ -191,6 +206,9 @@ def _hash_file(path: Path) -> bytes:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
+
+# `model_digest` compares the first, and no process reads the second.
+_NOT_READ = {"config.json", "generation_config.json"}
 
 # Parts of names of matrices without an adapter: no linear layers, or the head.
 _WITHOUT_ADAPTER = ("embed", "lm_head", "wte", "wpe", ".experts.")

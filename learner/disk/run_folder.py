@@ -14,6 +14,7 @@ SETTINGS = "settings.yaml"  # settings as the run's last start resolved them
 CHECKPOINTS = "checkpoints"
 WANDB_ID = "wandb_run_id"
 LOCK = ".lock"
+SEARCH_INDEX = "search_index"  # digest of the index that the run's last start searched
 TRAIN_INDEX = "prompts.npz"  # place of each prompt of data.train
 SKIPPED_ROWS = "skipped_rows.json"  # rows of data.train that the run skips
 RECORDS = ("metrics.jsonl", "samples.jsonl", "evaluations.jsonl")
@@ -63,6 +64,15 @@ def main_set(line: Mapping[str, float]) -> str | None:
     """Return the name of the first set that the evaluation on a metrics line scored; None without an evaluation."""
     scores = (key.split("/") for key in line if key.startswith("eval/") and key.endswith("/reward"))
     return next((parts[1] for parts in scores if len(parts) == 3), None)
+
+
+def comparable_since(line: Mapping[str, float], metric: str) -> float:
+    """Return the first step whose scores of a metric are comparable with a line's evaluation; 0: all steps.
+
+    Earlier ones are of other reward endpoints, or of another set. metric: such as eval/held_out/reward.
+    """
+    of_set = "/".join([*metric.split("/")[:2], "since"])
+    return max(line.get("eval/rewards_since", 0), line.get(of_set, 0))
 
 
 class SkippedRow(NamedTuple):

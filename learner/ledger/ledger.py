@@ -47,8 +47,8 @@ class Ledger:
         self._path = path
         self._incarnations = path.with_name("incarnation")
         self._scored_by = path.with_name("scored_by.json")
-        # The first start whose results have rewards of the present endpoints.
-        self.scored_since_start = 0
+        # The first start whose results have rewards of the present endpoints, and samples of the present settings.
+        self.scored_since_start = self.sampled_since_start = 0
         try:
             # Opened by the process's main thread, used by the coordinator's alone, closed after that has ended.
             self._db = sqlite3.connect(path, check_same_thread=False)
@@ -110,12 +110,13 @@ class Ledger:
         for name, value in terms.items():
             self._change("INSERT OR REPLACE INTO terms VALUES (?, ?, ?)", (from_step, name, value))
 
-    def begin_rewards(self, source: str, from_step: int, incarnation: int) -> str | None:
+    def begin_rewards(self, source: str, sampled_by: str, from_step: int, incarnation: int) -> str | None:
         """Record what decides the reward from this start on; returns the earlier source if it was another one.
 
-        source: `RewardsSettings.reward_source`. from_step: the first step of this start.
+        source: `RewardsSettings.reward_source`. sampled_by: hash of what decides a sample. from_step: the first step of
+        this start.
         """
-        self._note_scored_by(source, incarnation)
+        self._note_made_by(source, sampled_by, incarnation)
         earlier = self.meta("reward_source")
         self.set_meta("reward_source", source)
         if earlier in (None, source):
@@ -125,18 +126,46 @@ class Ledger:
         self.add_event("rewards", f"{earlier} became {source}")
         return earlier
 
-    def _note_scored_by(self, source: str, incarnation: int) -> None:
-        """Set `scored_since_start` from a file next to the ledger.
+    def begin_sets(self, sets: Mapping[str, str], from_step: int) -> tuple[dict[str, int], list[str]]:
+        """Record what decides the scores of held-out sets from this start on.
 
-        The ledger, restored with a checkpoint, does not know every start that scored the results kept by servers.
+        sets: name -> `HeldOutSet.identity`. from_step: the first step of this start.
+        Returns (name -> first step that the present set of that name scored, unless it scored all; names that changed).
         """
-        if self._scored_by.exists():
-            known = json.loads(self._scored_by.read_text(encoding="utf-8"))
-            earlier, since = str(known["source"]), int(known["since_start"])
-        else:
-            earlier, since = self.meta("reward_source") or source, int(self.meta(REWARDS_SINCE_START) or 0)
+        changed = [name for name, identity in sets.items() if self.meta(f"eval_set:{name}") not in (None, identity)]
+        for name, identity in sets.items():
+            self.set_meta(f"eval_set:{name}", identity)
+            if name in changed:
+                self.set_meta(f"eval_set_since:{name}", str(from_step))
+        since = {name: int(self.meta(f"eval_set_since:{name}") or 0) for name in sets}
+        return {name: step for name, step in since.items() if step}, changed
+
+    def begin_code(self, digests: Mapping[str, str]) -> list[str]:
+        """Record the user's files of this start, path -> digest; returns those that an earlier start had otherwise."""
+        edited = [path for path, digest in digests.items() if self.meta(f"code:{path}") not in (None, digest)]
+        for path, digest in digests.items():
+            self.set_meta(f"code:{path}", digest)
+        for path in edited:
+            self.add_event("code", f"{path} was edited")
+        return edited
+
+    def _note_made_by(self, source: str, sampled_by: str, incarnation: int) -> None:
+        """Set `scored_since_start` and `sampled_since_start` from a file next to the ledger.
+
+        The ledger, restored with a checkpoint, does not know every start that made the results kept by servers.
+        """
+        known = json.loads(self._scored_by.read_text(encoding="utf-8")) if self._scored_by.exists() else {}
+        scored, since = known.get("source"), int(known.get("since_start", self.meta(REWARDS_SINCE_START) or 0))
+        sampled, sampled_since = known.get("sampled_by"), int(known.get("sampled_since_start", 0))
+        earlier = scored or self.meta("reward_source") or source
         self.scored_since_start = since if earlier == source else incarnation
-        content = {"source": source, "since_start": self.scored_since_start}
+        self.sampled_since_start = sampled_since if sampled in (None, sampled_by) else incarnation
+        content = {
+            "source": source,
+            "since_start": self.scored_since_start,
+            "sampled_by": sampled_by,
+            "sampled_since_start": self.sampled_since_start,
+        }
         replace_file(self._scored_by, json.dumps(content).encode())
 
     def claim(self, key: str, value: str) -> str | None:
@@ -264,7 +293,7 @@ class Ledger:
     def add_waste(self, group: str, sample_index: int, attempt: int, reason: str, num_tokens: int) -> None:
         """Record model tokens that are not trained.
 
-        reason: stale, duplicate, lineage, unknown, rejected, restart, failed, filtered or endpoints.
+        reason: stale, duplicate, lineage, unknown, rejected, restart, failed, filtered, endpoints or settings.
         """
         self._change(
             "INSERT INTO waste VALUES (?, ?, ?, ?, ?, ?)",

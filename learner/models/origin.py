@@ -10,6 +10,7 @@ from pathlib import Path
 from protocol.errors import OperatorError
 
 ORIGIN = "origin.json"
+LOST = "reference_lost"
 
 # Fact -> what differs, and what to change.
 _DIFFERENCES = {
@@ -37,6 +38,22 @@ def check_origin(folder: Path, now: Mapping[str, str]) -> str | None:
             text = difference.format(now=now[fact] or "empty", then=then[fact] or "empty")
             return f"{text}, or start a new run with policy.model = {folder.parent / 'model'}."
     return None
+
+
+def earlier_facts(folder: Path, *, has_reference: bool) -> dict[str, str]:
+    """Return the facts in `folder` about the reference, which later checkpoints keep.
+
+    has_reference: the present start has one. Without one its checkpoints hold none, as `LOST` then says.
+    """
+    then = _read(folder / ORIGIN)
+    facts = {fact: value for fact, value in then.items() if fact in ("reference", "reference_model")}
+    is_lost = (folder / "reference").is_dir() or LOST in then
+    return facts if has_reference or not is_lost else facts | {LOST: "true"}
+
+
+def is_reference_lost(folder: Path) -> bool:
+    """Return whether a start without a KL did not save the reference that the run's checkpoints had held."""
+    return LOST in _read(folder / ORIGIN)
 
 
 def write_origin(folder: Path, facts: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch.distributed as dist
 
 from learner.models.critic import CriticEngine
-from learner.models.origin import check_origin, write_origin
+from learner.models.origin import check_origin, earlier_facts, is_reference_lost, write_origin
 from learner.models.policy import PolicyEngine
 from learner.models.read_back import WrittenFiles
 from learner.models.reference import BaseReference, ReferenceModel
@@ -60,25 +60,30 @@ class Roles:
         write_origin(folder, self.origin)
         return written
 
-    def load_state(self, folder: Path, report: Callable[[str], None] = lambda phase: None) -> None:
+    def load_state(self, folder: Path, note: Callable[[str], None] = lambda text: None) -> None:
         """Load the files of `save_state`; in old checkpoints the policy's state is in `folder` itself.
 
-        A critic without a state stays as it is, and its warm-up begins. report: takes a line about that.
+        A critic without a state stays as it is, and its warm-up begins. note: takes a sentence about such parts.
         Raises: OperatorError when the state is of other models.
         """
         problem = check_origin(folder, self.origin)
         if (problem := first_problem(problem) if dist.is_initialized() else problem) is not None:
             raise OperatorError(f"The checkpoint {folder.parent} cannot be resumed: {problem}")
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            for fact, value in earlier_facts(folder, has_reference=self.reference is not None).items():
+                self.origin.setdefault(fact, value)
         of_policy = folder / "policy"
         self.policy.load_state(of_policy if of_policy.is_dir() else folder)
         if self.critic is not None and (folder / "critic").is_dir():
             self.critic.load_state(folder / "critic")
         if isinstance(self.reference, ReferenceModel) and (folder / "reference").is_dir():
             self.reference.load_state(folder / "reference")
+        elif self.reference is not None and is_reference_lost(folder):
+            note("The KL was off at an earlier start, which saved no reference: it is the run's first one again.")
         if (folder / _MEMORY).is_file():
             self.memory.update(_read_memory(folder / _MEMORY))
         if self.critic is not None and not (folder / "critic").is_dir():
-            report("the checkpoint has no critic: it starts untrained, with its warm-up (critic.warmup_steps)")
+            note("The checkpoint has no critic: it starts untrained, with its warm-up (critic.warmup_steps).")
             self.memory[CRITIC_STEPS] = 0.0
 
 

@@ -15,6 +15,7 @@ from learner.models.micro_batch import MicroBatch
 from protocol.settings.algorithm import KlSettings
 
 _COEFFICIENT = "kl_coefficient"
+_BEGAN_AT = "kl_coefficient_of_settings"  # kl.coefficient with which the controller began
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,14 @@ class ReferenceKl:
 
     @property
     def coefficient(self) -> float:
-        """The coefficient of the settings, or the controller's if there is a target."""
-        if self.settings.target is None:
-            return self.settings.coefficient  # a resumed run may have dropped the target of its earlier attempt
-        return self.memory.get(_COEFFICIENT, self.settings.coefficient)
+        """The coefficient of the settings, or the controller's if there is a target.
+
+        A resume with another kl.coefficient restarts the controller; one without the target drops it.
+        """
+        given = self.settings.coefficient
+        if self.settings.target is None or self.memory.get(_BEGAN_AT, given) != given:
+            return given
+        return self.memory.get(_COEFFICIENT, given)
 
     @property
     def is_in_reward(self) -> bool:
@@ -58,6 +63,9 @@ class ReferenceKl:
 
     def follow(self, kl: float, num_trajectories: int) -> None:
         """Update the coefficient after a step. kl: mean over the tokens; ignored when not finite."""
-        if self.settings.target is not None and math.isfinite(kl):
+        if self.settings.target is None:
+            self.memory.pop(_COEFFICIENT, None)
+        elif math.isfinite(kl):
             controller = KlController(self.settings.target, self.settings.horizon)
             self.memory[_COEFFICIENT] = controller.next_coefficient(self.coefficient, kl, num_trajectories)
+            self.memory[_BEGAN_AT] = self.settings.coefficient

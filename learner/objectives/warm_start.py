@@ -14,13 +14,14 @@ from pathlib import Path
 import torch.distributed as dist
 
 from learner.data.sft_rows import load_rows
-from learner.disk.model_folder import is_readable, model_digest
+from learner.disk.model_folder import is_readable, weights_digest
 from learner.models.roles import load_policy
 from learner.models.settings import PolicySettings, policy_settings
 from learner.models.world import own_device, reduce_max
 from learner.objectives.supervised import run_sft
 from protocol.errors import OperatorError
 from protocol.node.home import sluice_home
+from protocol.node.small_model_files import read_small_files, small_files_digest
 from protocol.settings.settings import Settings
 
 # How rows become tokens; another number when that changes, so that models of the old way are not found again.
@@ -95,10 +96,10 @@ def content_key(settings: Settings, model: Path) -> str:
     """Return what names the result: a digest of the model, the rows and every setting that the warm start takes."""
     warm = settings.policy.warm_start
     assert warm.data is not None
-    digest = hashlib.sha256(model_digest(model).encode())
-    for path in [*sorted(model.glob("*.safetensors")), Path(warm.data)]:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+    files = read_small_files(model, with_code=settings.policy.trust_remote_code)
+    digest = hashlib.sha256(f"{small_files_digest(files)} {weights_digest(model)}".encode())
+    with Path(warm.data).open("rb") as file:
+        digest.update(hashlib.file_digest(file, "sha256").digest())
     taken = asdict(warm_start_settings(settings, model))
     # Rows are taken in file order and the weights come from the folder, so that nothing is drawn by the seed.
     others = ("model_dir", "seed", "role", "max_tokens", "micro_batch_tokens", "is_trained", "updates_per_step")

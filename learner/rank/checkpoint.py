@@ -29,6 +29,7 @@ from learner.rank.coordinator_client import CoordinatorClient
 from learner.rank.solo_work import SoloWork
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
+from protocol.node.small_model_files import read_small_files, small_files_digest
 from protocol.weights.digest import digest_of_all
 
 
@@ -60,6 +61,7 @@ class CheckpointWriter:
         self._best_by = best_by
         self._served_digest = served_digest
         self._verified: set[Path] = set()
+        self._model_files = _files_digest(model)
 
     def save(self, step: int, policy_version: int) -> None:
         """Write checkpoints/step_N and compare it with memory; then `latest` names it. Collective.
@@ -70,7 +72,7 @@ class CheckpointWriter:
         """
         self._roles.check_finite()
         aside = aside_folder(self._folder / CHECKPOINTS, step)
-        self._solo.do(f"make {aside}", lambda _: begin(aside.parent, step))
+        self._solo.do(f"make {aside}", lambda _: self._begin(aside, step))
         written = self._write(aside)
         dist.barrier()
         digest = _digest_of(aside / "model", written)
@@ -80,6 +82,14 @@ class CheckpointWriter:
             raise CheckpointMismatchError(problem)
         failpoint("rank_checkpoint.read_back")
         self._solo.do(f"publish {aside}", lambda report: self._publish(aside, step, report))
+
+    def _begin(self, aside: Path, step: int) -> None:
+        if _files_digest(self._model) != self._model_files:
+            raise OperatorError(
+                f"Files in {self._model} were changed while the run uses them. Put them back as they are in the model "
+                "folder of an earlier checkpoint, then run the same command again."
+            )
+        begin(aside.parent, step)
 
     def _write(self, aside: Path) -> WrittenFiles:
         """Return this rank's files with tensors. Raises: OperatorError when the disk refuses."""
@@ -123,23 +133,23 @@ class CheckpointWriter:
         failpoint("rank_checkpoint.before_barrier")
 
 
-def load_checkpoint(roles: Roles, checkpoint: Checkpoint, report: Report = no_report) -> tuple[int, int]:
+def load_checkpoint(roles: Roles, checkpoint: Checkpoint, note: Report = no_report) -> tuple[int, int]:
     """Return (step, policy version) of a verified checkpoint after loading it into the models. Collective.
 
-    report: takes the phase, and parts that the checkpoint lacks.
+    note: takes sentences about parts that the checkpoint lacks.
     Raises: RefusedCheckpointError when the policy has another digest than the manifest.
     """
-    roles.load_state(checkpoint.path / "state", report)
-    _check_policy(roles.policy, checkpoint, report)
+    roles.load_state(checkpoint.path / "state", note)
+    _check_policy(roles.policy, checkpoint, note)
     failpoint("rank_checkpoint.state_loaded")
     return checkpoint.step, checkpoint.policy_version
 
 
-def _check_policy(policy: PolicyEngine, checkpoint: Checkpoint, report: Report) -> None:
+def _check_policy(policy: PolicyEngine, checkpoint: Checkpoint, note: Report) -> None:
     other = checkpoint.policy_form != policy.digest_form and dist.get_rank() == 0
     # Rank 0 decides, because it computes the digest: other ranks' devices may differ, and all take part or none.
     if first_problem("another form" if other else None) is not None:
-        report("the policy's digest is not compared: the checkpoint has none, or one of another type or device")
+        note("The policy's digest is not compared: the checkpoint has none, or one of another type or device.")
         return
     found = policy.pushed_digest()
     problem = None
@@ -147,6 +157,10 @@ def _check_policy(policy: PolicyEngine, checkpoint: Checkpoint, report: Report) 
         problem = f"the policy has the digest {found} after loading, and the manifest {checkpoint.policy_digest}"
     if (problem := first_problem(problem)) is not None:
         raise RefusedCheckpointError(f"The checkpoint {checkpoint.path} is refused: {problem}.")
+
+
+def _files_digest(model: Path) -> str:
+    return small_files_digest(read_small_files(model, with_code=True))
 
 
 def _digest_of(model: Path, written: WrittenFiles) -> str:

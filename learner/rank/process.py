@@ -99,8 +99,8 @@ class RankProcess:
         self._reported_phase = self._phase
         return self._phase, is_moving
 
-    def prepare(self, checkpoint: Checkpoint | None) -> None:
-        """Meet the other ranks and load the models where the run starts."""
+    def prepare(self, checkpoint: Checkpoint | None) -> list[str]:
+        """Meet the other ranks and load the models where the run starts; returns sentences for the user."""
         from learner.rank.start import find_models, join, load, use_threads
 
         with self._keeping_tracebacks():
@@ -110,7 +110,9 @@ class RankProcess:
             folders = find_models(self._settings, self._small_files, is_first=self._place.rank == 0)
             self._model = folders["policy.model"]
             self._world = join(self._place, self._settings.learner.rank_timeout_s, self._listener)
-            self._models = load(self._settings, folders, checkpoint, self._set_phase)
+            notes: list[str] = []
+            self._models = load(self._settings, folders, checkpoint, self._set_phase, notes.append)
+            return notes
 
     def push_to(self, servers: tuple[str, ...]) -> None:
         """Use these rollout servers from the next push on. On rank 0."""

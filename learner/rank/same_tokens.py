@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from learner.disk.model_folder import has_tokenizer
 from protocol.errors import OperatorError
 
 # Words, digits, code, white space, accents, other scripts and an emoji: different tokenizers split some differently.
@@ -15,7 +16,7 @@ def check_same_tokens(setting: str, folder: Path, policy: Path, *, trust_remote_
     setting: name of the setting that names the folder. A folder without a tokenizer is not checked: trainers save
     critics without one. Special tokens may differ. trust_remote_code: whether tokenizers' own code may run.
     """
-    if not any(folder.glob("tokenizer*")):
+    if not has_tokenizer(folder):
         return
     named = ((setting, folder), ("policy.model", policy))
     found, expected = (
@@ -37,4 +38,5 @@ def read_tokenizer(setting: str, folder: Path, trust_remote_code: bool) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise OperatorError(f"The tokenizer of {setting} cannot be read: {type(error).__name__}: {error}.") from error
+        problem = f"{type(error).__name__}: {error}"
+        raise OperatorError(f"The tokenizer of {setting} cannot be read: {problem}. Complete its files.") from error

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from learner.algorithms.by_name import algorithm_of
 from learner.checkpoint.manifest import Checkpoint
-from learner.checkpoint.sealed_files import Report
+from learner.checkpoint.sealed_files import Report, no_report
 from learner.disk.model_folder import find_named_model, weights_digest
 from learner.models.critic import CriticEngine
 from learner.models.policy import PolicyEngine
@@ -88,13 +88,19 @@ def find_models(settings: Settings, small_files: Mapping[str, SmallFiles], *, is
     return folders
 
 
-def load(settings: Settings, folders: Mapping[str, Path], checkpoint: Checkpoint | None, report: Report) -> Models:
+def load(
+    settings: Settings,
+    folders: Mapping[str, Path],
+    checkpoint: Checkpoint | None,
+    report: Report,
+    note: Report = no_report,
+) -> Models:
     """Return the models of the run's checkpoint, or of its (warm-started) model. Collective.
 
-    folders: as `find_models` returns them. report: takes the rank's phase.
+    folders: as `find_models` returns them. report: takes the rank's phase. note: takes sentences for the user.
     """
     roles = load_roles(settings, folders, checkpoint, report)
-    step, version = (0, 0) if checkpoint is None else load_checkpoint(roles, checkpoint, report)
+    step, version = (0, 0) if checkpoint is None else load_checkpoint(roles, checkpoint, note)
     return Models(roles, step, version, are_saved=checkpoint is not None)
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from learner.disk.run_folder import main_set
+from learner.disk.run_folder import comparable_since, main_set
 from learner.report.facts import LedgerFacts, RunFacts
 from protocol.settings.settings import Settings
 
@@ -57,7 +57,8 @@ def _scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], list[str]]:
     if not scored:
         return _training_scores(run)
     last = scored[-1]
-    first = next(line for line in scored if _rewards_since(line) == _rewards_since(last))
+    since = comparable_since(last, main := f"eval/{main_set(last)}/")
+    first = next(line for line in scored if comparable_since(line, main) == since)
     temperature = f"{run.settings.rollout.temperature:g}" if run.settings else "unknown"
     rows = []
     for figure, label in _SCORES.items():
@@ -85,8 +86,8 @@ def _explain_scores(run: RunFacts, first: Line, last: Line, has_warm_start: bool
             f"No score from before RL is recorded: the first evaluation is of step {_version(first)}, so the gain "
             "leaves out the steps before it."
         )
-    if since := _rewards_since(last):
-        texts.append(f"Other reward endpoints scored the steps before {since}: their scores are not compared.")
+    if since := int(comparable_since(last, f"eval/{main_set(last)}/")):
+        texts.append(f"Steps before {since} had other reward endpoints or another held-out set: they are not compared.")
     if last is first:
         texts.append("There is one evaluation only: the gain from RL was not measured.")
     texts.append(
@@ -159,11 +160,6 @@ def _ledger_facts(ledger: LedgerFacts, settings: Settings | None) -> list[tuple[
 def _version(line: Line) -> int:
     """Return the policy version that a line's evaluation scored: the line itself may be of a later step."""
     return int(line.get("eval/policy_version", line["step"]))
-
-
-def _rewards_since(line: Line) -> int:
-    """Return the first step that the reward endpoints of a line's evaluation score; 0: they score all steps."""
-    return int(line.get("eval/rewards_since", 0))
 
 
 def _score_text(value: float | None, error: float) -> str:

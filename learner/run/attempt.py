@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from learner.cluster import fleet, processes, ray_door, servers
 from learner.cluster.cluster_loss import check_cluster
+from learner.disk.run_folder import SEARCH_INDEX
 from learner.plan.topology import plan_topology
 from learner.rank.process import WAITING_FOR_BATCH, RunPlace
 from learner.run.parts import describe_processes
@@ -92,7 +93,9 @@ class RunAttempt:
             self._await({opening: "the coordinator", ensuring: "the fleet"})
             self._attach(opening, engine, ray_door.call(ensuring, "the fleet"))
             servers.put_to_sleep(self._servers.names, self._spec)  # ranks load their models on the same devices
-            self._await(self._prepare_ranks(folder))
+            preparing = self._prepare_ranks(folder)
+            self._await(preparing)
+            self._show_notes(preparing)
             return
         borrowing = processes.borrow_processes(plan.ranks, self._coordinator)
         # A resumed run does not wait for a server that loads its model while others are ready.
@@ -100,7 +103,9 @@ class RunAttempt:
         ensuring = servers.ensure_servers(engine, plan.servers, may_be_late) if plan.servers.count else None
         context.view.show_phase(f"starting {describe_processes(plan)}")
         waiting = {opening: "the coordinator", **({ensuring: "the fleet"} if ensuring else {})}
-        self._await(waiting | self._prepare_ranks(folder, borrowing))
+        preparing = self._prepare_ranks(folder, borrowing)
+        self._await(waiting | preparing)
+        self._show_notes(preparing)
         self._attach(opening, engine, ray_door.call(ensuring, "the fleet") if ensuring else [])
 
     def watch(self) -> str:
@@ -156,6 +161,11 @@ class RunAttempt:
         self._ranks = processes.make_ranks(borrowed, self._topology, self.context.settings, folder, self.context.model)
         return {rank.ask("prepare", self.start.checkpoint): rank.name for rank in self._ranks}
 
+    def _show_notes(self, prepared: dict[Any, str]) -> None:
+        """Show what rank 0 found when it loaded its models."""
+        reference, name = next(iter(prepared.items()))
+        self._show_messages(ray_door.call(reference, name))
+
     def _attach(self, opening: Any, engine: EngineRequest, infos: Any) -> None:
         """Attach the servers to the run. opening: the coordinator's call. infos: the servers, from the fleet."""
         settings, view = self.context.settings, self.context.view
@@ -165,7 +175,8 @@ class RunAttempt:
         calls = servers.ServerCalls(
             engine, self._coordinator, push_to=lambda names: self._ranks[0].ask("push_to", names)
         )
-        self._servers = RunServers(infos, self._spec, calls, settings.retriever.other_index)
+        record = self.start.folder / SEARCH_INDEX
+        self._servers = RunServers(infos, self._spec, calls, settings.retriever.other_index, record=record)
         if self._servers.names:
             view.show_phase("attaching rollout servers")
             if late := ", ".join(self._servers.late_names):

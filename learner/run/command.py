@@ -94,16 +94,15 @@ def _main(arguments: Sequence[str]) -> int:
 
         plan(settings, own.cluster and Path(own.cluster), as_json=own.json)
         return 0
-    from learner.run.checks.preflight import check_run, resolve_settings
+    from learner.run.checks.preflight import check_run
 
-    settings = resolve_settings(settings)
     checked = check_run(settings, is_fetching=True)
     if own.no_wait:
         return start_detached(arguments, checked.start.folder)
-    _show_settings(settings)
+    _show_settings(checked.settings)
     from learner.run.driver import drive
 
-    return drive(settings, checked)
+    return drive(checked)
 
 
 def _config(given: str | None, options: Sequence[str]) -> Path | None:

@@ -56,7 +56,7 @@ class _Progress:
     has_trained: bool = False  # an attempt was launched
 
 
-def drive(settings: Settings, checked: CheckedRun) -> int:
+def drive(checked: CheckedRun) -> int:
     """Run to the end; returns the exit status.
 
     Raises: OperatorError and NeighbourError, after everything was ended. A run that failed before it trained leaves no
@@ -65,7 +65,7 @@ def drive(settings: Settings, checked: CheckedRun) -> int:
     cluster = read_cluster()
     if (loss := describe_cluster_loss(cluster)) is not None:
         raise OperatorError(f"{loss}. Start the cluster with sluice start.")
-    start, progress = checked.start, _Progress()
+    start, settings, progress = checked.start, checked.settings, _Progress()
     for part in describe_parts(settings, cluster):
         say(part)
     os.environ |= cluster.ray_environment()

@@ -12,7 +12,7 @@ from learner.plan.needs import needs_critic, needs_reference
 from learner.plan.processes import Node, Topology
 from learner.plan.shown import plan_as_json, show_plan
 from learner.plan.topology import plan_topology
-from learner.run.checks.preflight import CheckedRun, check_run, resolve_settings
+from learner.run.checks.preflight import CheckedRun, check_run
 from learner.run.parts import describe_parts
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.home import ClusterState, read_cluster
@@ -34,8 +34,8 @@ def plan(settings: Settings, description: Path | None, *, as_json: bool = False)
         facts += _on_ranks(settings, ", each counted as large as it")
         _show(topology, settings.run.name, facts, as_json=as_json)
         return
-    settings = resolve_settings(settings)
     checked, cluster = check_run(settings), _find_cluster()
+    settings = checked.settings
     nodes = _find_nodes(cluster) if described is None else described_nodes(described)
     topology = plan_topology(settings, read_sizes(settings, checked.model), nodes)
     facts = [*describe_parts(settings, cluster), *_facts(settings, checked, topology)]

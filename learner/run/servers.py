@@ -13,9 +13,12 @@ from protocol.errors import OperatorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from learner.cluster.servers import ServerCalls
     from protocol.settings.run_spec import RunSpec
+
+_LAST_START = "the last start of this run"
 
 
 class RunServers:
@@ -28,11 +31,17 @@ class RunServers:
         calls: ServerCalls,
         other_index: str = "warn",
         clock: Callable[[], float] = time.monotonic,
+        record: Path | None = None,
     ) -> None:
-        """infos: the fleet's descriptions. other_index: retriever.other_index. clock: in seconds."""
+        """infos: the fleet's descriptions. other_index: retriever.other_index. clock: in seconds.
+
+        record: file with the digest of the index that the run's last start searched.
+        """
         self._calls = calls
         self._other_index = other_index
-        self._digests: dict[str, str] = {}  # digest of each attached server's search index; "": none
+        # Digest of each attached server's search index ("": none), and of the last start's until one is known.
+        self._digests = {_LAST_START: record.read_text("utf-8")} if record is not None and record.exists() else {}
+        self._record = record
         self._servers = [RunServer(str(info["name"]), spec, calls, self._check, clock) for info in infos]
         self._late = {str(info["name"]) for info in infos if not info["is_started"]}
         self._pushed_to: tuple[str, ...] = self.ready_names
@@ -78,6 +87,10 @@ class RunServers:
         """Return messages about servers that are attached. Raises: OperatorError when they must not serve."""
         digests = self._digests | {name: run.get("content_hash", "") for name, run in runs.items()}
         warning = compare_indexes(digests, self._other_index)
+        if found := next((digest for name, digest in digests.items() if digest and name != _LAST_START), None):
+            digests.pop(_LAST_START, None)
+            if self._record is not None:
+                self._record.write_text(found, "utf-8")
         self._digests = digests
         messages = [f"{name}: agents generate at {run['base_url']}" for name, run in runs.items() if "base_url" in run]
         return messages + ([warning] if warning is not None else [])

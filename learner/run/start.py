@@ -18,7 +18,7 @@ from protocol.disk.files import aside_of, copy_synced, move_synced, replace_file
 from protocol.disk.lock import file_lock
 from protocol.errors import OperatorError, SettingsError
 from protocol.failpoints import failpoint
-from protocol.settings.loader import save_settings, saved_run_name
+from protocol.settings.loader import load_saved_settings, save_settings, saved_run_name
 from protocol.settings.run import RunSettings
 from protocol.settings.settings import Settings
 
@@ -47,7 +47,7 @@ def plan_start(run: RunSettings, model_digest: str) -> RunStart:
     """Return the start of the run; changes nothing.
 
     auto: the newest valid checkpoint of this name. When that run is complete, a new run under the next free name, which
-    the same command resumes until it is complete.
+    the same command resumes until it is complete. A path: that checkpoint; of another run: until this run has its own.
     Raises: SettingsError for a checkpoint of another model, a path without a valid checkpoint, or resume=never on a
     folder that holds a run.
     """
@@ -60,6 +60,17 @@ def plan_start(run: RunSettings, model_digest: str) -> RunStart:
 def _choose(folder: Path, run: RunSettings, model_digest: str) -> RunStart:
     if run.resume not in ("auto", "never"):
         named = _of_model(open_checkpoint(Path(run.resume)), model_digest)
+        is_begun = not _is_of(folder, named) and _is_used(folder)
+        if is_begun and not _began_from(folder, named):
+            raise SettingsError(
+                f"settings: run.resume = {run.resume} is not a checkpoint of {folder}, which holds a run already: "
+                "their records would be mixed. Choose another run.name."
+            )
+        own = newest_valid(folder / CHECKPOINTS) if is_begun else None
+        if own is not None and own.step >= run.max_steps:
+            raise SettingsError(f"settings: {folder} is complete at step {own.step}. Choose another run.name.")
+        if own is not None:
+            return _resume(folder, _of_model(own, model_digest))
         return RunStart(folder, named, f"Resuming from {named.path}.{_set_aside_notice(folder, named)}")
     checkpoint = newest_valid(folder / CHECKPOINTS)
     if checkpoint is None and not (folder / LEDGER).exists():
@@ -96,11 +107,7 @@ def _resume(folder: Path, checkpoint: Checkpoint | None) -> RunStart:
 
 def plan_restart(start: RunStart) -> RunStart:
     """Return the start after a crash: the newest valid checkpoint of the run, or `start` again."""
-    found = newest_valid(start.folder / CHECKPOINTS)
-    if found is not None and (start.checkpoint is None or _is_of(start.folder, start.checkpoint)):
-        return RunStart(start.folder, found)
-    # Checkpoints up to the step of one from elsewhere belong to another lineage.
-    return RunStart(start.folder, found if found is not None and found.step > start.step else start.checkpoint)
+    return RunStart(start.folder, newest_valid(start.folder / CHECKPOINTS) or start.checkpoint)
 
 
 def set_refused_aside(start: RunStart, error: Exception) -> None:
@@ -176,13 +183,21 @@ def _is_of(folder: Path, checkpoint: Checkpoint) -> bool:
     return checkpoint.path.parent.resolve() == (folder / CHECKPOINTS).resolve()
 
 
-def _last_own_step(folder: Path, checkpoint: Checkpoint) -> int:
-    """Return the last step whose folder may stay. A checkpoint from elsewhere also replaces the folder of its step."""
-    return checkpoint.step if _is_of(folder, checkpoint) else checkpoint.step - 1
+def _is_used(folder: Path) -> bool:
+    """Return whether the folder has checkpoints or lines of a run."""
+    return bool(newer_than(folder / CHECKPOINTS, -1)) or any((folder / name).exists() for name in RECORDS)
+
+
+def _began_from(folder: Path, checkpoint: Checkpoint) -> bool:
+    """Return whether the folder's last start resumed from this checkpoint of another run."""
+    try:
+        return Path(load_saved_settings(folder / SETTINGS).run.resume).resolve() == checkpoint.path
+    except SettingsError:
+        return False
 
 
 def _set_aside_notice(folder: Path, checkpoint: Checkpoint) -> str:
-    newer = [path.name for path in newer_than(folder / CHECKPOINTS, _last_own_step(folder, checkpoint))]
+    newer = [path.name for path in newer_than(folder / CHECKPOINTS, checkpoint.step)]
     return f" Set aside, because corrupt or of repeated steps: {', '.join(newer)}." if newer else ""
 
 
@@ -207,7 +222,7 @@ def _go_back_to(checkpoint: Checkpoint, folder: Path) -> None:
     root = folder / CHECKPOINTS
     if _is_of(folder, checkpoint):
         point_latest(root, checkpoint.path)
-    set_aside_newer(root, _last_own_step(folder, checkpoint))
+    set_aside_newer(root, checkpoint.step)
     failpoint("run_folder.newer_set_aside")
     ledger = folder / LEDGER
     copy_synced(checkpoint.path / LEDGER, aside_of(ledger))

@@ -18,7 +18,7 @@ SmallFiles = Mapping[str, bytes]
 
 MAX_BYTES = 128 << 20  # the largest tokenizers have 40 MB
 _SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".vocab", ".bpe"}
-_TEMPLATES = "additional_chat_templates"  # folder of transformers, with one file per named template
+TEMPLATES = "additional_chat_templates"  # folder of transformers, with one file per named template
 _CODE_SUFFIX = ".py"
 
 
@@ -30,7 +30,7 @@ def read_small_files(folder: Path, *, with_code: bool) -> dict[str, bytes]:
     """
     files: dict[str, bytes] = {}
     num_bytes = 0
-    for path in sorted([*folder.iterdir(), *(folder / _TEMPLATES).glob("*.jinja")]):
+    for path in sorted([*folder.iterdir(), *(folder / TEMPLATES).glob("*.jinja")]):
         if not _is_small(path, with_code):
             continue
         num_bytes += path.stat().st_size
@@ -93,6 +93,6 @@ def _is_small(path: Path, with_code: bool) -> bool:
 
 
 def _checked_name(name: str) -> str:
-    if name.removeprefix(f"{_TEMPLATES}/") != Path(name).name:
+    if name.removeprefix(f"{TEMPLATES}/") != Path(name).name:
         raise ValueError(f"small model files: {name!r} is not a plain file name")
     return name

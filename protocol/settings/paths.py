@@ -43,6 +43,14 @@ def environment_file(name: str) -> tuple[str, str] | None:
     return (kind, path) if colon and kind in FILE_ENVIRONMENTS else None
 
 
+def user_files(environment: str, *functions: str | None) -> list[Path]:
+    """Return the user's files in rollout.environment and in functions such as FILE.py:name, in this order."""
+    kind, path = environment_file(environment) or ("", environment)
+    names = [path.rpartition(":")[0] if ":" in FILE_ENVIRONMENTS.get(kind, ":") else path]
+    names += [(name or "").rpartition(":")[0] for name in functions]
+    return [Path(name) for name in names if name and Path(name).is_file()]
+
+
 def _data_path(name: str, info: ValidationInfo) -> str:
     return name if name.startswith(HUB_PREFIX) else absolute_path(name, info)
 

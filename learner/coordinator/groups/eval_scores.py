@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from learner.coordinator.groups.group import Group
+from learner.data.prompt_set import rows_digest
 from learner.data.prompts import Prompt
 from learner.data.text_decoder import TextDecoder
 from protocol.settings.evaluation import MAIN_SET
@@ -24,6 +25,11 @@ class HeldOutSet:
     num_samples: int
     name: str = MAIN_SET  # part of its metrics: eval/NAME/reward
     temperature: float | None = None  # None: rollout.temperature
+
+    def identity(self, usual_temperature: float) -> str:
+        """Return what decides a policy's scores, apart from the rewards. usual_temperature: rollout.temperature."""
+        temperature = usual_temperature if self.temperature is None else self.temperature
+        return f"{rows_digest(self.prompts)} at temperature {temperature:g}"
 
 
 SetResult = tuple[HeldOutSet, list[Group]]

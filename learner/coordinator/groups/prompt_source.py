@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from learner.coordinator.groups.group import Group
 from learner.data.names import GroupName
 from learner.data.prompt_order import USUAL_ORDER, order_name, order_of
-from learner.data.prompt_set import find_prompts, prompts_digest, rows_by_entry, uid_at
+from learner.data.prompt_set import find_prompts, prompts_digest, rows_by_entry, rows_digest, uid_at
 from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger
 from protocol.errors import SettingsError
@@ -29,6 +29,12 @@ def claim_prompts(ledger: Ledger, settings: Settings, train: Sequence[Prompt]) -
         raise SettingsError(
             f"settings: data.train = {in_words(settings.data.train)} holds other prompts than this run began with. "
             "Put the earlier file back, or choose another run.name."
+        )
+    if ledger.claim("rows", rows_digest(train)) is not None:
+        raise SettingsError(
+            f"settings: data.train = {in_words(settings.data.train)} holds this run's prompts and labels, and other "
+            "values in other columns, which rewards and environments read. Put the earlier file back, or choose "
+            "another run.name."
         )
     if (seed := ledger.claim("seed", str(settings.run.seed))) is not None:
         raise SettingsError(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from learner.models.read_back import WrittenFiles
 from learner.models.weights.named_weights import as_on_disk, weights_of
+from protocol.node.small_model_files import TEMPLATES
 from protocol.weights.digest import digest_of_tensor
 from protocol.weights.wire import cut_into_runs
 
@@ -76,9 +77,11 @@ def _on_disk(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _copy_description(source: Path, folder: Path, dtype: torch.dtype) -> None:
     """Copy config, tokenizer, template and code; the config then names the type that the weights now have."""
-    for path in source.iterdir():
+    for path in (*source.iterdir(), *(source / TEMPLATES).glob("*.jinja")):
         if path.is_file() and not path.name.endswith(_SKIPPED):
-            shutil.copyfile(path, folder / path.name)
+            target = folder / path.relative_to(source)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, target)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["torch_dtype" if "torch_dtype" in config else "dtype"] = str(dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from learner.data.sft_forms import describe_forms, read_demonstrations
 from learner.disk.model_folder import (
+    changed_file,
     find_model,
     find_named_model,
     model_digest,
@@ -29,6 +30,7 @@ from protocol.settings.loader import describe_settings, load_saved_settings
 from protocol.settings.settings import Settings
 
 _OF_A_START = ("run.name", "run.dir", "run.resume")  # settings that change nothing about a run
+_OF_FIRST_WEIGHTS = ("policy.model", "policy.warm_start.", "critic.model")  # settings that a checkpoint replaces
 _MOST_SHOWN = 8
 
 
@@ -36,23 +38,11 @@ _MOST_SHOWN = 8
 class CheckedRun:
     """A run that passed every check made before anything starts."""
 
+    settings: Settings  # with run.max_steps and a context that follow from prompts and model
     model: Path  # local folder
     start: RunStart
     train: TrainPrompts | None  # prompts; None for a warm start alone
     notices: list[str]  # messages for the user before the run begins, a sentence each
-
-
-def resolve_settings(settings: Settings) -> Settings:
-    """Return the settings with what follows from model and prompts: run.max_steps, and a context that the model has.
-
-    A rollout.max_context_tokens that nobody gave is not above the model's positions.
-    """
-    rollout = settings.rollout
-    if "max_context_tokens" not in rollout.model_fields_set:
-        most = read_max_positions(find_model(settings))
-        if most is not None and rollout.max_response_tokens < most < rollout.max_context_tokens:
-            rollout = rollout.model_copy(update={"max_context_tokens": most})
-    return settings_of_epochs(settings.model_copy(update={"rollout": rollout}))
 
 
 def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
@@ -61,27 +51,43 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
     is_fetching: fetch the run's newest checkpoint if learner.copy_checkpoints_to has a newer one.
     """
     model = find_model(settings)
+    settings = resolve_context(settings, model)
     check_other_models(settings)
     demonstrations = check_warm_start(settings)
     check_user_code(settings)
     check_positions(model, settings)
     check_logit_bias(model, settings)
+    settings, judged = settings_of_epochs(settings, model)
     digest = model_digest(model)
     start = start_with_copies(settings, digest) if is_fetching else plan_start(settings.run, digest)
+    check_same_files(model, start)
+    if judged is not None:
+        check_same_batch(settings, start)
     has_prompts = settings.data.train or needs_of(settings).prompts
-    train = read_train_prompts(settings, model, start) if has_prompts else None
+    train = read_train_prompts(settings, model, start, judged) if has_prompts else None
     check_held_out(settings, model)
     check_disk(start.folder, settings, read_sizes(settings, model))
     data_notices = (train and train.notice, demonstrations)
     notices = (start.notice, notice_changes(settings, start), *data_notices, *describe_surprises(settings))
-    return CheckedRun(model, start, train, [notice for notice in notices if notice])
+    return CheckedRun(settings, model, start, train, [notice for notice in notices if notice])
+
+
+def resolve_context(settings: Settings, model: Path) -> Settings:
+    """Return the settings with rollout.max_context_tokens of at most the model's positions, unless it was given."""
+    rollout, most = settings.rollout, read_max_positions(model)
+    is_given = "max_context_tokens" in rollout.model_fields_set
+    if is_given or most is None or not rollout.max_response_tokens < most < rollout.max_context_tokens:
+        return settings
+    return settings.model_copy(update={"rollout": rollout.model_copy(update={"max_context_tokens": most})})
 
 
 def notice_changes(settings: Settings, start: RunStart) -> str | None:
-    """Return a notice with the settings that differ from the run's last start; None when it is new or none differs."""
-    saved = start.folder / SETTINGS
-    if start.checkpoint is None or not saved.is_file():
+    """Return a notice with the settings that differ from the last start of the checkpoint's run, or None."""
+    if start.checkpoint is None:
         return None
+    saved = start.checkpoint.path.parents[1] / SETTINGS  # of another run, if run.resume names its checkpoint
+    if not saved.is_file():
+        return f"{saved} is missing: settings that changed since the checkpoint was saved are not listed."
     before = {name: value for name, value, _ in describe_settings(load_saved_settings(saved))}
     changed = [
         f"{name} {before[name]} -> {value}"
@@ -91,7 +97,33 @@ def notice_changes(settings: Settings, start: RunStart) -> str | None:
     if not changed:
         return None
     more = f", and {len(changed) - _MOST_SHOWN} more" if len(changed) > _MOST_SHOWN else ""
-    return f"Changed since the last start: {', '.join(changed[:_MOST_SHOWN])}{more}."
+    has_critic = (start.checkpoint.path / "state" / "critic").is_dir()
+    first = _OF_FIRST_WEIGHTS if has_critic else _OF_FIRST_WEIGHTS[:-1]
+    unused = [name for name in (one.partition(" ")[0] for one in changed) if name.startswith(first)]
+    note = f" No effect on the checkpoint's weights: {', '.join(unused)}." if unused else ""
+    return f"Changed since the last start: {', '.join(changed[:_MOST_SHOWN])}{more}.{note}"
+
+
+def check_same_files(model: Path, start: RunStart) -> None:
+    """Raise SettingsError when tokenizer, chat template or code differ from the checkpoint's: so would every token."""
+    if start.checkpoint is not None and (name := changed_file(model, start.checkpoint.path / "model")) is not None:
+        raise SettingsError(
+            f"settings: {model / name} is not the file that {start.checkpoint.path} was trained with. Put the file of "
+            f"{start.checkpoint.path / 'model'} back, or none if it has none, or choose another run.name."
+        )
+
+
+def check_same_batch(settings: Settings, start: RunStart) -> None:
+    """Raise SettingsError when earlier steps had another batch, by which run.max_epochs would count their rows."""
+    saved = None if start.checkpoint is None else start.checkpoint.path.parents[1] / SETTINGS
+    if saved is None or not saved.is_file():
+        return
+    before, now = load_saved_settings(saved).learner.groups_per_step, settings.learner.groups_per_step
+    if before != now:
+        raise SettingsError(
+            f"settings: learner.groups_per_step = {now}, and earlier steps had {before}: run.max_epochs cannot count "
+            "both. Set it back, or give run.max_steps."
+        )
 
 
 def check_other_models(settings: Settings) -> None:

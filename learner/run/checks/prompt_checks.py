@@ -11,7 +11,6 @@ from learner.data.prompt_order import order_name
 from learner.data.prompt_reading import RowName, UnusableRow, read_prompts
 from learner.data.prompt_set import PromptSet
 from learner.data.sft_forms import describe_forms
-from learner.disk.model_folder import find_model
 from learner.disk.run_folder import SKIPPED_ROWS, TRAIN_INDEX, SkippedRow, read_skipped, write_skipped
 from learner.run.checks.demonstration_judge import DemonstrationJudge
 from learner.run.checks.prompt_judge import PromptJudge
@@ -48,16 +47,28 @@ class TrainPrompts:
             ) from None
 
 
-def read_train_prompts(settings: Settings, model: Path, start: RunStart) -> TrainPrompts:
+@dataclass(frozen=True)
+class JudgedRows:
+    """Every row of data.train, judged."""
+
+    index: PromptIndex  # place of each usable row
+    unusable: list[UnusableRow]
+    forms: str = ""  # forms of demonstrations, as a sentence; empty for prompts
+
+
+def read_train_prompts(
+    settings: Settings, model: Path, start: RunStart, judged: JudgedRows | None = None
+) -> TrainPrompts:
     """Return the prompts of data.train. A resumed run skips exactly the rows that it skipped at its beginning.
 
+    judged: the rows if they have been read.
     Raises: SettingsError for a file that cannot be read, and for more unusable rows than data.max_skipped_share.
     """
     data = settings.data
     before = read_skipped(start.checkpoint.path.parents[1]) if start.checkpoint else []
-    without = [RowName(row.file, row.number) for row in before]
-    with _judge_of(settings, model) as judge:
-        index, unusable = read_prompts(data.train, data, judge, without)
+    if judged is None or before:
+        judged = _judge_rows(settings, model, [RowName(row.file, row.number) for row in before])
+    index, unusable, notice = judged.index, judged.unusable, judged.forms
     num_rows = len(index) + len(unusable)
     if unusable and start.checkpoint is not None:
         raise SettingsError(
@@ -69,9 +80,6 @@ def read_train_prompts(settings: Settings, model: Path, start: RunStart) -> Trai
     skipped = tuple(
         sorted([*before, *(SkippedRow(one.row.file, one.row.number, one.refusal.reason) for one in unusable)])
     )
-    notice = ""
-    if isinstance(judge, DemonstrationJudge):
-        notice = f"data.train has {describe_forms(judge.forms)}. "
     if skipped:
         file, number, reason = skipped[0]
         of_file = f"{file} " if len(index.files) > 1 else ""
@@ -82,23 +90,28 @@ def read_train_prompts(settings: Settings, model: Path, start: RunStart) -> Trai
     return TrainPrompts(index, skipped, notice.strip() or None)
 
 
-def _judge_of(settings: Settings, model: Path) -> DemonstrationJudge | PromptJudge:
-    if settings.is_of_rows:
-        are_pairs = settings.objective == "dpo"
-        return DemonstrationJudge(model, are_pairs=are_pairs, trust_remote_code=settings.policy.trust_remote_code)
-    return PromptJudge(model, settings, settings.data.max_prompt_tokens)
+def settings_of_epochs(settings: Settings, model: Path) -> tuple[Settings, JudgedRows | None]:
+    """Return the settings with run.max_steps for run.max_epochs passes over data.train, and its rows if they were read.
 
-
-def settings_of_epochs(settings: Settings) -> Settings:
-    """Return the settings with run.max_steps for run.max_epochs passes over the usable rows of data.train."""
-    epochs, data = settings.run.max_epochs, settings.data
+    Only usable rows count.
+    """
+    epochs = settings.run.max_epochs
     if epochs is None:
-        return settings
-    with _judge_of(settings, find_model(settings)) as judge:
-        index, _ = read_prompts(data.train, data, judge)
-    steps = math.ceil(round(epochs * len(index) / settings.learner.groups_per_step, 9))
+        return settings, None
+    judged = _judge_rows(settings, model)
+    steps = math.ceil(round(epochs * len(judged.index) / settings.learner.groups_per_step, 9))
     run = settings.run.model_copy(update={"max_steps": steps, "max_epochs": None})
-    return settings.model_copy(update={"run": run})
+    return settings.model_copy(update={"run": run}), judged
+
+
+def _judge_rows(settings: Settings, model: Path, without: Sequence[RowName] = ()) -> JudgedRows:
+    data, trust = settings.data, settings.policy.trust_remote_code
+    if not settings.is_of_rows:
+        with PromptJudge(model, settings, data.max_prompt_tokens) as judge:
+            return JudgedRows(*read_prompts(data.train, data, judge, without))
+    with DemonstrationJudge(model, are_pairs=settings.objective == "dpo", trust_remote_code=trust) as of_rows:
+        index, unusable = read_prompts(data.train, data, of_rows, without)
+        return JudgedRows(index, unusable, f"data.train has {describe_forms(of_rows.forms)}. ")
 
 
 def check_held_out(settings: Settings, model: Path) -> None:

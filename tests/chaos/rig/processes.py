@@ -183,7 +183,7 @@ class CountingLearner:
             self._client,
             SoloWork(store, 0, 60.0),
             start.folder,
-            start.folder,
+            start.folder / "checkpoints",
             settings.learner.keep_checkpoints,
         )
         self.step = self.version = start.step

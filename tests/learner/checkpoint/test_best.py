@@ -50,11 +50,12 @@ def test_lowest_may_be_the_best_and_the_earliest_of_equals_is(tmp_path: Path) ->
     assert find_best({}, is_highest=True) is None
 
 
-def test_scores_of_earlier_reward_endpoints_do_not_count(tmp_path: Path) -> None:
+@pytest.mark.parametrize("since", ["eval/rewards_since", "eval/held_out/since"])
+def test_scores_of_earlier_reward_endpoints_or_sets_do_not_count(tmp_path: Path, since: str) -> None:
     root = run_of(tmp_path, [10, 20, 30], {10: 0.9})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         for step, score in {20: 0.3, 30: 0.2}.items():
-            line = {"step": step + 1, "eval/step": step, "eval/held_out/reward": score, "eval/rewards_since": 11}
+            line = {"step": step + 1, "eval/step": step, "eval/held_out/reward": score, since: 11}
             file.write(json.dumps(line) + "\n")
     assert keep_best(root, tmp_path, BY) == {20}
 

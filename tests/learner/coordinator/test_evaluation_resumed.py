@@ -2,7 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from protocol.settings.settings import Settings
 from protocol.wire import messages as m
 from tests.learner.coordinator.evaluating import begin, evaluate, evaluated, restart, scores, take_step, waits
 
@@ -97,3 +101,22 @@ def test_what_is_held_back_stands_in_the_ledger_until_it_is_written(tmp_path: Pa
     assert json.loads(script.ledger.meta("held_line") or "")["step"] == 0
     evaluate(script, 0, 0.5)
     assert (script.ledger.meta("held_line"), script.ledger.meta("evaluating")) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "section", [{"eval": {"every_steps": 1, "num_prompts": 1, "samples": 1}}, {"rollout": {"temperature": 0.5}}]
+)
+def test_scores_of_a_set_that_a_resume_changed_name_their_first_step_in_all_later_starts(
+    tmp_path: Path, section: dict[str, Any]
+) -> None:
+    script = begin(tmp_path, evaluated(1))
+    evaluate(script, 0, 0.0)
+    take_step(script, 1)
+    other = Settings.model_validate(evaluated(1).model_dump() | section)
+    resumed = restart(script, other, step=1)
+    (notice,) = resumed.coordinator.status().notices
+    assert notice.startswith("The held-out set held_out has other prompts or another temperature from step 2 on")
+    again = restart(resumed, other, step=1)
+    assert again.coordinator.status().notices == ()
+    evaluate(again, 1, 0.5)
+    assert [line.get("eval/held_out/since") for line in again.metrics()] == [None, 2.0]

@@ -54,13 +54,38 @@ def test_operator_is_told_when_endpoints_without_weight_replace_the_clusters_own
     assert [text.split(" from step")[0] for text in notices] == ["Rewards come from the environment alone; sum"]
 
 
-def test_sample_that_earlier_endpoints_scored_is_not_trained(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "reasons"),
+    [
+        ({**scored_by({**EM, "weight": 2})}, ["endpoints"]),
+        ({**scored_by(EM), "rollout": {"temperature": 0.5}}, ["settings"]),
+        ({**scored_by(EM), "rollout": {"group_size": 4}}, ["settings"]),
+        ({**scored_by(EM), "sampling": {"stop": ["x"]}}, ["settings"]),
+        ({**scored_by(EM), "rollout": {"num_servers": 2}}, []),
+    ],
+)
+def test_sample_of_an_earlier_start_is_not_trained_under_other_endpoints_or_sampling(
+    tmp_path: Path, changed: dict[str, Any], reasons: list[str]
+) -> None:
     script = Script(tmp_path, settings_of(**scored_by(EM)))
     (lease, *_) = script.demand()
     late = script.trajectory("s1", lease, 0)
-    script = script.resume(0, **scored_by({**EM, "weight": 2}))
-    assert script.send_trajectory("s1", late).outcome == "unknown"
-    assert script.rows("SELECT reason FROM waste") == [("endpoints",)]
+    script = script.resume(0, **changed)
+    assert script.send_trajectory("s1", late).outcome == ("unknown" if reasons else "accepted")
+    assert script.rows("SELECT reason FROM waste") == [(reason,) for reason in reasons]
+
+
+def test_operator_is_told_once_when_a_file_of_the_users_code_was_edited(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def loss(): ...")
+    sections = {"learner": {"loss": f"{file}:loss"}, "rollout": {"environment": f"{file}:Env"}}
+    script = Script(tmp_path, settings_of(**sections))
+    file.write_text("def loss(): return 0")
+    script = script.resume(0, **sections)
+    assert script.coordinator.status().notices == (
+        f"{file} was edited since the last start: steps from 1 on use it as it is now.",
+    )
+    assert script.resume(0, **sections).coordinator.status().notices == ()
 
 
 @pytest.mark.parametrize("is_from_step_0", [False, True])

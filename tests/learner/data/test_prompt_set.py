@@ -74,12 +74,6 @@ def test_label_that_only_python_reads_keeps_its_uid(tmp_path: Path) -> None:
     assert load_prompts(str(path), _DATA).uids == [old_uid("train.jsonl", 1, "a?", float("nan"))]
 
 
-def test_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
-    path = jsonl(tmp_path, "\ufeff" + json.dumps(_ROWS[0]), json.dumps(_ROWS[1]))
-    prompts = load_prompts(str(path), _DATA)
-    assert [prompts[1].label, prompts[0].label] == ["2", "0"]
-
-
 def test_rows_that_are_judged_unusable_are_left_out_with_their_reasons(tmp_path: Path) -> None:
     def judge(prompts: Sequence[Prompt]) -> list[Refusal | None]:
         return [Refusal("is odd.") if prompt.columns["hops"] % 2 else None for prompt in prompts]
@@ -158,10 +152,12 @@ def test_prompts_are_found_by_their_uids(tmp_path: Path) -> None:
     assert find_prompts(list(prompts), wanted).keys() == find_prompts(prompts, wanted).keys()
 
 
-def test_row_that_was_changed_while_the_file_is_used_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "after"), [(b"3 + 3", b"3 + 4"), (b'"hops": 3', b'"hops": 4')])
+def test_row_that_was_changed_while_the_file_is_used_is_an_error(tmp_path: Path, before: bytes, after: bytes) -> None:
     path = jsonl(tmp_path)
     prompts = load_prompts(str(path), _DATA)
-    path.write_bytes(path.read_bytes().replace(b"3 + 3", b"3 + 4"))
+    assert before in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(before, after))
     with pytest.raises(OperatorError, match=r"line 4 was changed while the run uses the file\. Put it back"):
         prompts[3]
 

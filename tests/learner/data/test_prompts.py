@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from learner.data.prompt_set import load_prompts
@@ -66,40 +64,6 @@ def test_load_takes_rows_without_label_when_told_to(tmp_path: Path) -> None:
     assert prompt.label is None
 
 
-def test_load_reads_parquet(tmp_path: Path) -> None:
-    path = tmp_path / "train.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "a?", "label": ["A"]}]), path)
-    (prompt,) = load_prompts(str(path), DataSettings())
-    assert (prompt.prompt, prompt.label) == ("a?", ["A"])
-
-
-def test_load_explains_a_missing_file() -> None:
-    assert refusal("/nowhere/train.jsonl") == (
-        "data: /nowhere/train.jsonl does not exist. Give a JSONL or Parquet file as data.train or data.eval."
-    )
-
-
-def test_load_explains_an_empty_file(tmp_path: Path) -> None:
-    path = jsonl(tmp_path)
-    assert refusal(path) == f"data: {path} has no rows. A run needs at least one prompt."
-
-
-def test_load_names_the_line_that_is_no_json(tmp_path: Path) -> None:
-    path = jsonl(tmp_path, {"prompt": "a?", "label": "A"}, '{"prompt": "b?"')
-    assert refusal(path) == f"data: {path} line 2 is not JSON: Expecting ',' delimiter at column 16."
-
-
-def test_load_names_the_line_that_is_no_object(tmp_path: Path) -> None:
-    path = jsonl(tmp_path, {"prompt": "a?", "label": "A"}, "[1]")
-    assert refusal(path) == f"data: {path} line 2 is a list, expected an object."
-
-
-def test_load_names_the_line_that_is_no_utf8(tmp_path: Path) -> None:
-    path = tmp_path / "train.jsonl"
-    path.write_bytes(b'{"prompt": "a?", "label": "A"}\n{"prompt": "\xff", "label": "A"}\n')
-    assert refusal(str(path)) == f"data: {path} line 2 is not UTF-8: invalid start byte."
-
-
 @pytest.mark.parametrize(
     ("prompt", "shown"), [("", "''"), (None, "None"), ([], "[]"), ([{"role": "user"}], "[{'role': 'user'}]")]
 )
@@ -108,21 +72,6 @@ def test_load_names_the_row_without_a_prompt(tmp_path: Path, prompt: object, sho
     assert refusal(path) == (
         f"data: {path} line 1 has prompt = {shown}, expected text or a list of chat messages with role and content. "
         "Set data.prompt_key to one of ['label', 'prompt'], or fix the row."
-    )
-
-
-def test_load_names_the_row_without_a_label(tmp_path: Path) -> None:
-    path = jsonl(tmp_path, {"prompt": "a?", "answer": "A"})
-    assert refusal(path) == (
-        f"data: {path} line 1 has no label under 'label'. Set data.label_key to one of ['answer', 'prompt'], "
-        "or data.label_required to false when your reward needs none."
-    )
-
-
-def test_load_names_the_row_whose_number_cannot_be_sent(tmp_path: Path) -> None:
-    path = jsonl(tmp_path, {"prompt": "2**64 = ?", "label": 2**64})
-    assert refusal(path) == (
-        f"data: {path} line 1 holds a value that cannot be sent: can't serialize ints < -2**63 or > 2**64 - 1."
     )
 
 
@@ -168,9 +117,3 @@ def test_the_largest_row_fits_a_lease(tmp_path: Path) -> None:
     )  # fmt: skip
     decoder: Decoder[Message] = Decoder(ToServer)
     assert decoder.decode(encode(lease)) == (lease, [])
-
-
-def test_load_explains_a_file_that_is_no_parquet(tmp_path: Path) -> None:
-    path = tmp_path / "train.parquet"
-    path.write_text("no parquet", encoding="utf-8")
-    assert refusal(str(path)).startswith(f"data: {path} is not a Parquet file: ")

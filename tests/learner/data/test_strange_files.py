@@ -41,14 +41,24 @@ def prompts(path: Path) -> list[Any]:
         (_ROW.decode().encode("utf-16"), "is UTF-16. Give JSONL"),
         (b"version https://git-lfs.github.com/spec/v1\noid x\n", "is a pointer of Git LFS"),
         (b"prompt,label\na?,A\n", "line 1 is not JSON: Expecting value at column 1."),
-        (_ROW + b"\n" + _ROW[:12], "line 2 is not JSON:"),
+        (_ROW + b"\n" + _ROW[:12], "line 2 is not JSON: Unterminated string"),
+        (_ROW + b"\n[1]", "line 2 is a list, expected an object."),
+        (_ROW + b'\n{"prompt": "\xff"}', "line 2 is not UTF-8: invalid start byte."),
+        (
+            b'{"prompt": "a?", "label": 18446744073709551616}',
+            "line 1 holds a value that cannot be sent: can't",
+        ),
         (
             _ROW + b"\n" + b'{"prompt": 7, "label": "A"}',
             "line 2 has prompt = 7, expected text or a list",
         ),
         (b'{"prompt": NaN, "label": "A"}', "line 1 has prompt = nan, expected text"),
         (b'{"text": "a?", "label": "A"}', "line 1 has prompt = None, expected text"),
-        (b'{"prompt": "a?", "label": null}', "line 1 has no label under 'label'."),
+        (
+            b'{"prompt": "a?", "label": null}',
+            "line 1 has no label under 'label'. Set data.label_key to one of ['label', 'prompt'], or "
+            "data.label_required to false when your reward needs none.",
+        ),
         (b'{"prompt": "\\ud800", "label": "A"}', "line 1 holds a value that cannot be sent"),
     ],
 )
@@ -96,11 +106,13 @@ def test_missing_values_of_a_parquet_file_are_named_by_row(tmp_path: Path) -> No
         load_prompts(str(path), _DATA)
 
 
-def test_parquet_file_of_another_name_is_told(tmp_path: Path) -> None:
+def test_file_whose_name_is_of_the_other_form_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "a?", "label": "A"}]), path)
     with pytest.raises(SettingsError, match=r"is a Parquet file that is not called \.parquet"):
         load_prompts(str(path), _DATA)
+    with pytest.raises(SettingsError, match=r"rows\.parquet is not a Parquet file: "):
+        load_prompts(str(write(tmp_path, _ROW).rename(tmp_path / "rows.parquet")), _DATA)
 
 
 def test_parquet_file_without_a_row_is_told(tmp_path: Path) -> None:

@@ -216,8 +216,8 @@ def test_terms_of_a_step_can_be_changed_until_it_is_taken(path: Path) -> None:
 def test_ledger_of_a_run_without_a_file_of_endpoints_knows_them_itself(path: Path) -> None:
     """A version that wrote no scored_by.json began the run."""
     with closing(Ledger(path)) as ledger:
-        ledger.begin_rewards("em", 1, 1)
+        ledger.begin_rewards("em", "", 1, 1)
         for source, incarnation, since in (("em", 2, 0), ("f1", 3, 3), ("f1", 4, 3)):
             path.with_name("scored_by.json").unlink()
-            ledger.begin_rewards(source, 1, incarnation)
+            ledger.begin_rewards(source, "", 1, incarnation)
             assert ledger.scored_since_start == since

@@ -85,7 +85,7 @@ def test_ledger_of_schema_4_keeps_of_its_numbered_endpoints_the_newest(path: Pat
         db.execute("INSERT INTO meta VALUES ('schema', '4')")
         db.commit()
     with closing(Ledger(path)) as ledger:
-        assert ledger.begin_rewards(source, 1, 1) is None
+        assert ledger.begin_rewards(source, "", 1, 1) is None
     new = path.with_name("new.sqlite")
     Ledger(new).close()
     assert names(path, "table") == names(new, "table")

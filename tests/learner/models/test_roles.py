@@ -8,6 +8,7 @@ import pytest
 from learner.models.critic import CriticEngine
 from learner.models.policy import PolicyEngine
 from learner.models.read_back import WrittenFiles
+from learner.models.reference import BaseReference
 from learner.models.roles import CRITIC_STEPS, Roles
 from protocol.errors import OperatorError
 
@@ -58,8 +59,27 @@ def test_critic_without_a_state_in_the_checkpoint_stays_untrained_and_is_reporte
     critic = FilePolicy("fresh")
     again = Roles(cast(PolicyEngine, FilePolicy("")), cast(CriticEngine, critic), memory={CRITIC_STEPS: 50.0})
     again.load_state(tmp_path / "state", said.append)
-    text = "the checkpoint has no critic: it starts untrained, with its warm-up (critic.warmup_steps)"
+    text = "The checkpoint has no critic: it starts untrained, with its warm-up (critic.warmup_steps)."
     assert (critic.weights, said, again.memory) == ("fresh", [text], {CRITIC_STEPS: 0.0})
+
+
+def test_reference_that_a_start_without_a_kl_did_not_have_is_still_compared(tmp_path: Path) -> None:
+    def of_reference(weights: str | None) -> Roles:
+        reference = None if weights is None else cast(BaseReference, object())
+        origin = {} if weights is None else {"reference": weights}
+        return Roles(cast(PolicyEngine, FilePolicy("")), reference=reference, origin=origin)
+
+    of_reference("first").save_state(tmp_path / "a" / "state")
+    (tmp_path / "a" / "state" / "reference").mkdir()  # it was saved as it was refreshed
+    for before, after in ("ab", "bc"):
+        without = of_reference(None)
+        without.load_state(tmp_path / before / "state")
+        without.save_state(tmp_path / after / "state")
+    said: list[str] = []
+    of_reference("first").load_state(tmp_path / "c" / "state", said.append)
+    assert said == ["The KL was off at an earlier start, which saved no reference: it is the run's first one again."]
+    with pytest.raises(OperatorError, match="the weights of the KL's reference are not those of the run's earlier"):
+        of_reference("other").load_state(tmp_path / "c" / "state")
 
 
 def test_critics_state_has_a_folder_of_its_own(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_changed_setting_makes_another_model(folder: Path, changed: dict[str, di
     assert content_key(settings_of(folder, **changed), folder) != content_key(usual, folder)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "rows.jsonl", "config.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "rows.jsonl", "config.json", "chat_template.jinja"])
 def test_changed_file_makes_another_model(folder: Path, name: str) -> None:
     before = content_key(settings_of(folder), folder)
     (folder / name).write_text('{"vocab_size": 9}')

@@ -1,4 +1,4 @@
-"""A disk that refuses a checkpoint ends the run with advice."""
+"""A disk that refuses a checkpoint, or a changed model folder, ends the run with advice."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,4 +32,14 @@ def test_error_of_safetensors_names_the_checkpoint_and_the_remedy(tmp_path: Path
     nobody: Any = None
     writer = CheckpointWriter(cast(Any, _RolesOnABadDisk()), nobody, cast(Any, _Alone()), tmp_path, tmp_path, keep=1)
     with pytest.raises(OperatorError, match=r"step_000003 cannot be written: .*No such file.* Make room, then run"):
+        writer.save(3, policy_version=3)
+
+
+def test_model_whose_files_were_changed_during_the_run_is_not_saved(tmp_path: Path) -> None:
+    nobody: Any = None
+    model = tmp_path / "model"
+    model.mkdir()
+    writer = CheckpointWriter(cast(Any, _RolesOnABadDisk()), nobody, cast(Any, _Alone()), tmp_path, model, keep=1)
+    (model / "chat_template.jinja").write_text("changed")
+    with pytest.raises(OperatorError, match=r"Files in .*model were changed while the run uses them. Put them back"):
         writer.save(3, policy_version=3)

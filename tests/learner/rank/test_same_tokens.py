@@ -26,8 +26,9 @@ def test_the_same_tokenizer_and_a_folder_without_one_are_taken(folders: tuple[Pa
     check_same_tokens("critic.model", critic, policy)
 
 
+@pytest.mark.parametrize("form", ["tokenizer.json", "vocab.json"])
 def test_another_tokenizer_of_equal_size_is_refused_with_the_first_token_that_differs(
-    folders: tuple[Path, Path],
+    folders: tuple[Path, Path], form: str
 ) -> None:
     policy, critic = folders
     path = critic / "tokenizer.json"
@@ -35,6 +36,11 @@ def test_another_tokenizer_of_equal_size_is_refused_with_the_first_token_that_di
     vocabulary = content["model"]["vocab"]
     vocabulary["T"], vocabulary["h"] = vocabulary["h"], vocabulary["T"]
     path.write_text(json.dumps(content))
+    if form == "vocab.json":
+        for path in critic.glob("tokenizer*"):
+            path.unlink()
+        (critic / "vocab.json").write_text(json.dumps(vocabulary))
+        (critic / "merges.txt").write_text("#version: 0.2\n")
     with pytest.raises(
         OperatorError, match=r"^critic\.model has another tokenizer than policy\.model: token 0 of a text"
     ):

@@ -59,15 +59,16 @@ def test_report_names_the_weights_that_an_evaluation_scored_when_a_later_step_re
     assert "before RL after 2 steps of RL" in _text(_page(folder))
 
 
-def test_report_compares_no_scores_of_different_reward_endpoints(folder: Path) -> None:
+@pytest.mark.parametrize("since", ["eval/rewards_since", "eval/held_out/since"])
+def test_report_compares_no_scores_of_different_reward_endpoints_or_sets(folder: Path, since: str) -> None:
     metrics = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    lines[2] |= {"eval/step": 2, "eval/policy_version": 2, "eval/held_out/reward": 0.25, "eval/rewards_since": 2}
-    lines[3] |= {"eval/rewards_since": 2}
+    lines[2] |= {"eval/step": 2, "eval/policy_version": 2, "eval/held_out/reward": 0.25, since: 2}
+    lines[3] |= {since: 2}
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = _text(_page(folder))
     assert "temperature 1 0.250 1.000 ± 0.000 +0.750" in text
-    assert "Other reward endpoints scored the steps before 2: their scores are not compared." in text
+    assert "Steps before 2 had other reward endpoints or another held-out set: they are not compared." in text
 
 
 def test_report_has_the_error_and_size_of_the_first_set_among_several(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Rollout servers, a coordinator and a rank 0 for `RunServers`: they answer when the test lets them."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from learner.run.servers import RunServers
@@ -51,12 +52,14 @@ class PlayedCalls:
 class PlayedRun:
     """A run with servers s0, s1, ... late: those whose engines have not started yet."""
 
-    def __init__(self, number: int, late: Sequence[str] = (), other_index: str = "warn") -> None:
+    def __init__(
+        self, number: int, late: Sequence[str] = (), other_index: str = "warn", record: Path | None = None
+    ) -> None:
         names = [f"s{each}" for each in range(number)]
         self.calls = PlayedCalls()
         self.calls.silent |= set(late)
         infos = [{"name": name, "is_started": name not in late} for name in names]
-        self.servers = RunServers(infos, SPEC, self.calls, other_index)
+        self.servers = RunServers(infos, SPEC, self.calls, other_index, record=record)
         ready = {name: {"content_hash": ""} for name in names if name not in late}
         self.calls.attached |= set(ready)
         self.servers.note_attached(ready)

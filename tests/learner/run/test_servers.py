@@ -1,5 +1,7 @@
 """The servers of a running attempt: late ones, and the comparison of their indexes."""
 
+from pathlib import Path
+
 import pytest
 
 from learner.run.servers import compare_indexes
@@ -34,3 +36,13 @@ def test_refused_server_is_compared_with_no_other() -> None:
     with pytest.raises(OperatorError, match="s1 searches b2"):
         run.servers.note_attached({"s1": {"content_hash": "b2"}})
     assert run.servers.note_attached({"s2": {"content_hash": "a1"}}) == []
+
+
+def test_index_that_a_resume_changed_is_named_once(tmp_path: Path) -> None:
+    record = tmp_path / "index"
+    assert PlayedRun(1, record=record).servers.note_attached({"s0": {"content_hash": "a1"}}) == []
+    now = PlayedRun(2, record=record).servers
+    (warning,) = now.note_attached({"s0": {"content_hash": "b2"}})
+    assert "s0 searches b2, the last start of this run searches a1" in warning
+    assert now.note_attached({"s1": {"content_hash": "b2"}}) == []
+    assert PlayedRun(1, record=record).servers.note_attached({"s0": {"content_hash": "b2"}}) == []

@@ -162,17 +162,25 @@ def test_run_that_was_put_back_to_an_older_checkpoint_does_not_find_the_newer_on
     assert "set_aside_step_000004-2" in steps(folder)
 
 
-def test_run_that_was_given_a_checkpoint_from_elsewhere_restarts_from_it_until_it_has_one(
-    folder: Path, tmp_path: Path
-) -> None:
-    elsewhere = tmp_path / "runs" / "b"
-    save(elsewhere, 4)
-    planned = start(folder, str(elsewhere / "checkpoints" / "step_000004"))
-    assert ledger_of(folder) == "b 4"
-    assert steps(folder) == ["latest", "set_aside_step_000004", "set_aside_step_000006", "step_000002"]
-    assert plan_restart(planned).checkpoint == planned.checkpoint
-    save(folder, 5)
-    assert plan_restart(planned).step == 5
+def test_checkpoint_of_another_run_is_refused_in_a_used_folder(folder: Path, tmp_path: Path) -> None:
+    elsewhere = save(tmp_path / "runs" / "b", 4).path
+    with pytest.raises(SettingsError, match=r"b/checkpoints/step_000004 is not a checkpoint of .*/a, which holds"):
+        plan_start(settings_of(folder, str(elsewhere)), "model-1")
+
+
+def test_run_that_began_from_another_runs_checkpoint_resumes_from_its_own_newest(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "runs" / "c", save(tmp_path / "runs" / "b", 4).path
+    run = settings_of(folder, str(elsewhere))
+    for _ in range(2):  # the first start crashes
+        planned = plan_start(run, "model-1")
+        prepare_folder(planned, Settings(run=run))
+        (folder / "metrics.jsonl").write_text('{"step": 5}\n')
+        assert (planned.step, ledger_of(folder), plan_restart(planned).step) == (4, "b 4", 4)
+    save(folder, 6)
+    assert plan_restart(planned).step == plan_start(run, "model-1").step == 6
+    save(folder, 100)
+    with pytest.raises(SettingsError, match=r"c is complete at step 100\. Choose another run\.name\."):
+        plan_start(run, "model-1")
 
 
 def test_restart_falls_back_when_the_checkpoint_that_it_started_from_is_damaged(folder: Path) -> None:

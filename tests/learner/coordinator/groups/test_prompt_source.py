@@ -1,5 +1,6 @@
 """Where training groups come from: how many, in which order, and after a resume."""
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 import pytest
 
 from learner.coordinator.groups.prompt_source import PromptSource, claim_prompts
+from learner.data.prompt_set import load_prompts
 from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger
 from protocol.errors import SettingsError
+from protocol.settings.data import DataSettings
 from protocol.settings.settings import Settings
 
 SETTINGS = Settings.model_validate(
@@ -81,6 +84,22 @@ def test_the_same_prompts_in_the_same_order_go_on(ledger: Ledger) -> None:
 def test_other_prompts_are_refused(ledger: Ledger) -> None:
     claim(ledger, CLAIMED)
     assert claim(ledger, CLAIMED[:3]).startswith("settings: data.train = rows.jsonl holds other prompts than this run")
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_other_values_in_other_columns_are_refused(ledger: Ledger, tmp_path: Path, is_old: bool) -> None:
+    def row(**columns: object) -> list[Prompt]:
+        (tmp_path / "rows.jsonl").write_text(json.dumps(columns | {"prompt": "1 + 1", "label": "2"}))
+        return list(load_prompts(str(tmp_path / "rows.jsonl"), DataSettings()))
+
+    claim(ledger, row(data_source="gsm8k", extra_info={"a": 1, "b": 2}))
+    assert claim(ledger, row(extra_info={"b": 2, "a": 1}, data_source="gsm8k")) == ""
+    other = row(data_source="gsm8k", extra_info={"a": 1, "b": 3})
+    if is_old:  # a ledger of version 0.1.0, which did not record them
+        ledger._db.execute("DELETE FROM meta WHERE key = 'claim:rows'")
+        assert claim(ledger, other) == ""
+    else:
+        assert "holds this run's prompts and labels, and other values in other columns" in claim(ledger, other)
 
 
 @pytest.mark.parametrize("is_old", [False, True])

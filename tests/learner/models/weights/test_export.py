@@ -35,6 +35,8 @@ def test_exported_model_has_every_tensor_of_the_model_folder_under_its_name(
     for buffer in made.buffers():
         buffer.data = torch.rand_like(buffer)
     made.save_pretrained(source)
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
     model = load_model(settings_of(source))
 
     export_model(folder, source, model, lambda tensors: nullcontext(), torch.Tensor.numel, shard_bytes)
@@ -42,6 +44,7 @@ def test_exported_model_has_every_tensor_of_the_model_folder_under_its_name(
     expected = load_file(source / "model.safetensors")
     found = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
     assert found.keys() == expected.keys()
+    assert (folder / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ tools }}"
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     if shard_bytes < 1 << 30:
         index = json.loads((folder / "model.safetensors.index.json").read_text())

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from learner.checkpoint.manifest import Checkpoint
-from learner.run.checks.preflight import check_logit_bias, notice_changes, resolve_settings
+from learner.run.checks.preflight import (
+    check_logit_bias,
+    check_same_batch,
+    check_same_files,
+    notice_changes,
+    resolve_context,
+)
 from learner.run.start import RunStart
 from protocol.errors import SettingsError
 from protocol.settings.loader import save_settings
@@ -38,11 +44,15 @@ def test_any_bias_passes_where_the_model_does_not_tell_its_tokens(tmp_path: Path
     check_logit_bias(model_of(tmp_path), biased(1 << 20))
 
 
-def test_resume_names_the_settings_that_differ_from_the_last_start(tmp_path: Path) -> None:
+def test_resume_names_the_settings_that_differ_from_the_last_start_of_the_checkpoints_run(tmp_path: Path) -> None:
     before = Settings.model_validate({"learner": {"lr": 0.003}, "run": {"name": "a"}})
-    save_settings(before, tmp_path / "settings.yaml")
-    start = RunStart(tmp_path, Checkpoint(tmp_path, 4, 4, "a", ""))
-    now = Settings.model_validate({"learner": {"lr": 0.001}, "run": {"name": "a", "resume": str(tmp_path)}})
+    now = Settings.model_validate({"learner": {"lr": 0.001}, "run": {"name": "b", "resume": str(tmp_path)}})
+    start = RunStart(tmp_path / "b", Checkpoint(tmp_path / "a" / "checkpoints" / "step_4", 4, 4, "a", ""))
+    assert notice_changes(now, start) == (
+        f"{tmp_path}/a/settings.yaml is missing: settings that changed since the checkpoint was saved are not listed."
+    )
+    (tmp_path / "a").mkdir()
+    save_settings(before, tmp_path / "a" / "settings.yaml")
     assert notice_changes(now, start) == "Changed since the last start: learner.lr 0.003 -> 0.001."
     assert notice_changes(before, start) is None
     assert notice_changes(now, RunStart(tmp_path, None)) is None
@@ -55,7 +65,42 @@ def test_context_that_nobody_gave_is_at_most_what_the_model_has(
     tmp_path: Path, positions: int, given: dict[str, int], tokens: int
 ) -> None:
     model = model_of(tmp_path, max_position_embeddings=positions)
-    for name in ("tokenizer.json", "pytorch_model.bin"):
-        (model / name).touch()
-    settings = Settings.model_validate({"policy": {"model": str(model)}, "rollout": given})
-    assert resolve_settings(settings).rollout.max_context_tokens == tokens
+    settings = Settings.model_validate({"rollout": given})
+    assert resolve_context(settings, model).rollout.max_context_tokens == tokens
+
+
+def test_resume_names_the_changed_settings_that_the_checkpoints_weights_make_useless(tmp_path: Path) -> None:
+    start = RunStart(tmp_path, Checkpoint(tmp_path / "checkpoints" / "step_4", 4, 4, "a", ""))
+    save_settings(Settings.model_validate({"learner": {"recipe": "ppo"}}), tmp_path / "settings.yaml")
+    changed = {"critic": {"model": "b"}, "policy": {"warm_start": {"lr": 1.0}}}
+    now = Settings.model_validate({"learner": {"recipe": "ppo"}} | changed)
+    notices = [notice_changes(now, start)]
+    (tmp_path / "checkpoints" / "step_4" / "state" / "critic").mkdir(parents=True)
+    notices.append(notice_changes(now, start))
+    assert [str(notice).partition(" No effect")[2] for notice in notices] == [
+        " on the checkpoint's weights: policy.warm_start.lr.",
+        " on the checkpoint's weights: policy.warm_start.lr, critic.model.",
+    ]
+
+
+def test_other_batch_is_refused_where_epochs_count_the_rows(tmp_path: Path) -> None:
+    start = RunStart(tmp_path, Checkpoint(tmp_path / "checkpoints" / "step_4", 4, 4, "a", ""))
+    save_settings(Settings.model_validate({"learner": {"groups_per_step": 2}}), tmp_path / "settings.yaml")
+    with pytest.raises(SettingsError, match=r"learner\.groups_per_step = 4, and earlier steps had 2: run\.max_epochs"):
+        check_same_batch(Settings.model_validate({"learner": {"groups_per_step": 4}}), start)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "vocab.json", "additional_chat_templates/tool_use.jinja"])
+@pytest.mark.parametrize("content", ["changed in place", None])
+def test_resume_with_another_tokenizer_or_template_is_refused(tmp_path: Path, name: str, content: str | None) -> None:
+    start = RunStart(tmp_path, Checkpoint(tmp_path / "step_4", 4, 4, "a", ""))
+    for folder in (tmp_path / "model", tmp_path / "step_4" / "model"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("as it was")
+    (tmp_path / "model" / "generation_config.json").write_text("of other programs")
+    check_same_files(tmp_path / "model", start)
+    (tmp_path / "model" / name).unlink()
+    if content is not None:
+        (tmp_path / "model" / name).write_text(content)
+    with pytest.raises(SettingsError, match=f"model/{name} is not the file that .*step_4 was trained with. Put the"):
+        check_same_files(tmp_path / "model", start)

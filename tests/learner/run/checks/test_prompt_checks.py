@@ -55,12 +55,16 @@ def read(tmp_path: Path, model: Path, start: RunStart, share: float = 0.3) -> Tr
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 2), (1.5, 3), (2, 3)])
-def test_epochs_become_steps_over_the_usable_rows(tmp_path: Path, model: Path, epochs: float, steps: int) -> None:
-    given = settings(rows(tmp_path / "train.jsonl", 5, 232, 300, 1)).model_dump()
-    given |= {"run": {"max_epochs": epochs}, "policy": {"model": str(model)}}
+def test_epochs_become_steps_over_the_usable_rows_which_are_read_once(
+    tmp_path: Path, model: Path, epochs: float, steps: int
+) -> None:
+    path = rows(tmp_path / "train.jsonl", 5, 232, 300, 1)
+    given = settings(path).model_dump() | {"run": {"max_epochs": epochs}}
     given["learner"] |= {"groups_per_step": 2}
-    run = settings_of_epochs(Settings.model_validate(given)).run
-    assert (run.max_steps, run.max_epochs) == (steps, None)
+    found, judged = settings_of_epochs(Settings.model_validate(given), model)
+    assert (found.run.max_steps, found.run.max_epochs) == (steps, None)
+    path.unlink()
+    assert len(read_train_prompts(found, model, new(tmp_path), judged).index) == 3
 
 
 def test_prompt_that_is_too_long_is_left_out_and_told(tmp_path: Path, model: Path) -> None:

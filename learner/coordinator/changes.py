@@ -1,0 +1,72 @@
+"""What differs between this start of a run and the earlier ones, recorded in the ledger: the user gets a line for each.
+
+Statistics that depend on a changed part start again.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+from learner.coordinator.groups.eval_scores import HeldOutSet
+from learner.ledger.ledger import REWARDS_SINCE_STEP, Ledger
+from protocol.settings.paths import user_files
+from protocol.settings.settings import Settings
+
+_log = logging.getLogger(__name__)
+# Settings of rollout that decide nothing in a sample.
+_OF_SERVERS = {"num_servers", "tensor_parallel_size", "max_groups_in_flight", "lease_timeout_s", "start_timeout_s"}
+
+
+class StartChanges(NamedTuple):
+    """The changes of this start, and of earlier ones that still matter."""
+
+    comparable_since: dict[str, int]  # metric -> first step whose evaluations are comparable with this start's
+    notices: tuple[str, ...]  # lines for the user
+
+
+def begin_start(
+    ledger: Ledger, settings: Settings, held_out: Sequence[HeldOutSet], from_step: int, incarnation: int
+) -> StartChanges:
+    """Record what this start, from `from_step` on, gets its samples and scores by; returns what changed."""
+    source = settings.rewards.reward_source(settings.rollout.environment)
+    sets = {one.name: one.identity(settings.rollout.temperature) for one in held_out}
+    of_environment = _digests(user_files(settings.rollout.environment))
+    learner = settings.learner
+    code = of_environment | _digests(user_files("", learner.advantage, learner.loss, learner.correction))
+    sampled_by = _sampled_by(settings, [sets, of_environment])
+    earlier = ledger.begin_rewards(source, sampled_by, from_step, incarnation)
+    since, changed = ledger.begin_sets(sets, from_step)
+    notices = []
+    if earlier is not None:
+        notices.append(
+            f"Rewards come from {source} from step {from_step} on, and came from {earlier} before: reward "
+            "normalisation, the best checkpoint and the curriculum start again."
+        )
+    for name in changed:
+        notices.append(
+            f"The held-out set {name} has other prompts or another temperature from step {from_step} on: earlier "
+            "scores do not count."
+        )
+    for path in ledger.begin_code(code):
+        notices.append(f"{path} was edited since the last start: steps from {from_step} on use it as it is now.")
+    for notice in notices:
+        _log.warning("%s", notice)
+    metrics = {f"eval/{name}/since": step for name, step in since.items()}
+    if step := int(ledger.meta(REWARDS_SINCE_STEP) or 0):
+        metrics["eval/rewards_since"] = step
+    return StartChanges(metrics, tuple(notices))
+
+
+def _digests(files: Sequence[Path]) -> dict[str, str]:
+    return {str(path): sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _sampled_by(settings: Settings, others: Sequence[dict[str, str]]) -> str:
+    """Return a hash of what decides a sample besides weights and prompt: samples of other starts may not count."""
+    rollout = settings.rollout.model_dump(mode="json", exclude=_OF_SERVERS)
+    sections = (settings.sampling, settings.tools, settings.agents, settings.retriever)
+    given = [rollout, settings.rewards.credit, *(section.model_dump(mode="json") for section in sections), *others]
+    return sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
