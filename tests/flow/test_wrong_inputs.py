@@ -1,6 +1,7 @@
-"""What needs no cluster to be found wrong: settings, run folders, disks. One line each, nothing is left.
+"""What needs no cluster to be found wrong: environments, run folders, disks. One line each, nothing is left.
 
-Models and data sets are in test_wrong_models_and_data.py, what only a cluster can tell in test_wrong_neighbours.py.
+Settings are in protocol/settings/wrong_settings.txt, models and data sets in test_wrong_models_and_data.py, and what
+only a cluster can show in test_wrong_neighbours.py.
 """
 
 import json
@@ -29,20 +30,6 @@ def _checkpoint_of_another_model(folder: Path) -> None:
     (aside / "ledger.sqlite").write_bytes(b"")
     commit(aside, Checkpoint(aside, step=3, policy_version=3, run_id="others", model_digest="0" * 64))
 
-
-SETTINGS = [
-    Wrong(
-        "unknown key", 2,
-        "settings: learner.max_stalenes does not exist. Did you mean learner.max_staleness?",
-        {"learner.max_stalenes": 1},
-    ),
-    Wrong(
-        "groups not divisible by ranks", 2,
-        "settings: learner.groups_per_step = 6 cannot be split over 4 ranks. "
-        "Use a multiple of 4, or set learner.num_ranks to one of [1, 2, 3, 6].",
-        {"learner.groups_per_step": 6, "learner.num_ranks": 4},
-    ),
-]  # fmt: skip
 
 FOLDERS = [
     Wrong(
@@ -96,20 +83,10 @@ FOLDERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", [*SETTINGS, *FOLDERS], ids=str)
+@pytest.mark.parametrize("wrong", FOLDERS, ids=str)
 def test_a_wrong_input_is_one_line_and_leaves_nothing(wrong: Wrong, user: Bring, tmp_path: Path) -> None:
     expect_refusal(wrong, user, run_without_cluster(tmp_path / "home", options_of(wrong, user)))
     assert not (tmp_path / "home").exists()
-
-
-def test_an_unknown_key_of_a_file_is_refused_as_one_of_the_command_line(user: Bring, tmp_path: Path) -> None:
-    config = tmp_path / "mine.yaml"
-    config.write_text("learner: {lrr: 1}\n", encoding="utf-8")
-    finished = run_without_cluster(tmp_path / "home", ["--config", str(config)])
-    assert (finished.returncode, finished.stderr) == (
-        2,
-        "settings: learner.lrr does not exist. Did you mean learner.lr?\n",
-    )
 
 
 def test_a_plan_needs_no_running_cluster(user: Bring, tmp_path: Path) -> None:
@@ -133,15 +110,6 @@ def test_a_run_in_the_background_that_does_not_begin_says_why(user: Bring, tmp_p
     assert (finished.returncode, finished.stderr) == (
         1,
         f"{no_cluster_in(tmp_path / 'home')}\n",
-    )
-
-
-def test_a_missing_settings_file_is_named(tmp_path: Path) -> None:
-    finished = run_without_cluster(tmp_path / "home", ["--config", f"{tmp_path}/none.yaml"])
-    assert (finished.returncode, finished.stderr) == (
-        2,
-        f"settings: --config {tmp_path}/none.yaml cannot be read: No such file or directory. "
-        "Give an existing YAML file.\n",
     )
 
 
