@@ -7,42 +7,47 @@ from tests.gpu.finding import Finding, Machine, Part
 _LIMITS = {"float32": 1e-5, "bfloat16": 2e-2}
 
 
+# Head size of queries and keys, of values, and the sliding window: usual, multi-head latent, windowed.
+_FORMS = {"": (64, 64, None), "latent_": (192, 128, None), "window_": (64, 64, 48)}
+
+
 def show(machine: Machine) -> Finding:
+    import torch
+
+    lengths = (65, 64, 40, 17, 1) if machine.is_short else (1500, 1111, 700, 257, 128, 33, 2, 1)
+    figures: dict[str, float] = {}
+    for form, (size, value_size, window) in _FORMS.items():
+        for name in _LIMITS:
+            shapes = [(1, heads, sum(lengths), each) for heads, each in ((8, size), (2, size), (2, value_size))]
+            found = _difference(machine.device, getattr(torch, name), shapes, lengths, window)
+            figures[f"{form}{name}_relative_difference"] = found
+    holds = all(value <= _LIMITS["bfloat16" if "bfloat16" in name else "float32"] for name, value in figures.items())
+    return Finding(f"outputs and gradients, against float64; limits {_LIMITS}", holds, figures)
+
+
+def _difference(device: str, dtype: Any, shapes: list[Any], lengths: tuple[int, ...], window: int | None) -> float:
+    """Return the largest relative difference of packed attention and its gradients from each text alone."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
     from learner.models.varlen_attention import Segments, varlen_attention
 
-    lengths = (65, 64, 40, 17, 1) if machine.is_short else (1500, 1111, 700, 257, 128, 33, 2, 1)
-    heads, kv_heads, size = 8, 2, 64
-    figures: dict[str, float] = {}
-    for name, limit in _LIMITS.items():
-        generator = torch.Generator(machine.device).manual_seed(0)
-        whole = [
-            torch.randn(
-                (1, number, sum(lengths), size), generator=generator, device=machine.device, dtype=getattr(torch, name)
-            ).requires_grad_()
-            for number in (heads, kv_heads, kv_heads)
-        ]
-        packed, _ = varlen_attention(
-            torch.nn.Module(), whole[0], whole[1], whole[2], None, segments=Segments(lengths, whole[0].device)
-        )
-        weight = torch.randn(packed.shape, generator=generator, device=machine.device, dtype=packed.dtype)
-        ours = torch.autograd.grad((packed * weight).float().sum(), whole)
-        exact = [tensor.detach().double().requires_grad_() for tensor in whole]
-        alone = torch.cat(
-            [
-                scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True).transpose(1, 2)
-                for parts in zip(*(torch.split(tensor, lengths, dim=2) for tensor in exact), strict=True)
-            ],
-            dim=1,
-        )
-        theirs = torch.autograd.grad((alone * weight.double()).sum(), exact)
-        difference = max(_relative(a, b) for a, b in zip((packed, *ours), (alone, *theirs), strict=True))
-        figures[f"{name}_relative_difference"] = difference
-        figures[f"{name}_limit"] = limit
-    holds = all(figures[f"{name}_relative_difference"] <= limit for name, limit in _LIMITS.items())
-    return Finding("outputs and gradients, against float64", holds, figures)
+    draw = torch.Generator(device).manual_seed(0)
+    whole = [torch.randn(shape, generator=draw, device=device, dtype=dtype).requires_grad_() for shape in shapes]
+    segments = Segments(lengths, whole[0].device)
+    packed, _ = varlen_attention(torch.nn.Module(), *whole, None, segments=segments, sliding_window=window)
+    weight = torch.randn(packed.shape, generator=draw, device=device, dtype=packed.dtype)
+    ours = torch.autograd.grad((packed * weight).float().sum(), whole)
+    exact = [tensor.detach().double().requires_grad_() for tensor in whole]
+    parts = []
+    for q, k, v in zip(*(torch.split(tensor, lengths, dim=2) for tensor in exact), strict=True):
+        places = torch.arange(q.shape[2], device=device)
+        distance = places[:, None] - places
+        mask = (distance >= 0) & (distance < (window or len(places)))
+        parts.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True).transpose(1, 2))
+    alone = torch.cat(parts, dim=1)
+    theirs = torch.autograd.grad((alone * weight.double()).sum(), exact)
+    return max(_relative(a, b) for a, b in zip((packed, *ours), (alone, *theirs), strict=True))
 
 
 def _relative(ours: Any, exact: Any) -> float:

@@ -7,13 +7,13 @@ import sys
 import pytest
 import torch
 
-_ALONE = "attention,learner_step,digest,speed,ipc,turns"
+_ALONE = "attention,learner_step,digest,speed,ipc,turns,order,noise,lora_turns"
 
 
 def test_every_part_that_has_a_cpu_form_holds_on_the_cpu() -> None:
     ended = run("--device", "cpu", "--short", "--only", _ALONE)
     last = ended.stdout.splitlines()[-1]
-    assert last == "prove device=cpu checked=6 failed=0 unchecked=0 holds=yes", ended.stdout + ended.stderr[-3000:]
+    assert last == "prove device=cpu checked=9 failed=0 unchecked=0 holds=yes", ended.stdout + ended.stderr[-3000:]
     assert ended.returncode == 0
 
 
@@ -22,10 +22,10 @@ def test_without_a_gpu_each_part_says_that_it_was_not_checked_and_nothing_is_cla
     ended = run()
     head, *parts, said, last = ended.stdout.splitlines()
     assert head.endswith(", no GPU")
-    assert len(parts) == 10
+    assert len(parts) == 16
     assert all(re.search(r"  not checked  .*: that needs \d GPUs?, ", part) for part in parts), ended.stdout
     assert said.startswith("prove: nothing was checked here, so nothing holds. ")
-    assert last == "prove device=cuda checked=0 failed=0 unchecked=10 holds=no"
+    assert last == "prove device=cuda checked=0 failed=0 unchecked=16 holds=no"
     assert ended.returncode == 1
 
 
