@@ -91,3 +91,37 @@ def test_push_that_lacks_a_parameter_or_names_an_unknown_one_is_refused_and_the_
         receiver.load_received(_buckets(2.0, NAMES[0], "unknown.weight", *NAMES[1:]))
     receiver.load_received(_buckets(3.0, *NAMES))
     assert receiver.model.held() == [3.0] * 5
+
+
+def test_a_worker_takes_its_shard_of_neighbouring_experts_in_one_call() -> None:
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+
+    from rollout.engine.weights.reload import _run_loader, _Stack
+
+    class Layer:
+        """The second of two workers: experts of 6 x 3 in three parts of 2 x 3 of the first weight."""
+
+        moe_config = SimpleNamespace(
+            tp_size=2, tp_rank=1, is_act_and_mul=True, moe_parallel_config=SimpleNamespace(tp_size=2)
+        )
+        _load_w13, _load_w2 = RoutedExperts._load_w13, RoutedExperts._load_w2
+        _get_hidden_dim = staticmethod(RoutedExperts._get_hidden_dim)
+        _narrow_expert_data_for_padding = staticmethod(RoutedExperts._narrow_expert_data_for_padding)
+
+    layer: Any = Layer()
+    calls = []
+    for attribute, shape in (("w13_weight", (4, 4, 3)), ("w2_weight", (4, 3, 2))):
+        parameter = nn.Parameter(torch.zeros(shape), requires_grad=False)
+        setattr(layer, attribute, parameter)
+        load = _run_loader(layer)
+        parameter.weight_loader = lambda *given, load=load: (calls.append(given[-1]), load(*given))  # type: ignore[attr-defined]
+    given = {shard: torch.randn(4, *((3, 4) if shard == "w2" else (4, 3))) for shard in ("w1", "w2", "w3")}
+    for shard, experts in given.items():
+        stack = _Stack(layer, "w2_weight" if shard == "w2" else "w13_weight", "name", shard)
+        assert stack.load({number: experts[number] for number in (3, 0, 1)}) == "name"
+
+    assert calls == [0, 3] * 3
+    for number in (0, 1, 3):
+        assert torch.equal(layer.w13_weight[number], torch.cat([given["w1"][number, 2:], given["w3"][number, 2:]]))
+        assert torch.equal(layer.w2_weight[number], given["w2"][number, :, 2:])
+    assert not layer.w13_weight[2].any()
