@@ -213,6 +213,8 @@ _NOT_READ = {"config.json", "generation_config.json"}
 # Parts of names of matrices without an adapter: no linear layers, or the head.
 _WITHOUT_ADAPTER = ("embed", "lm_head", "wte", "wpe", ".experts.")
 
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
 
 @dataclass(frozen=True)
 class ModelSize:
@@ -223,6 +225,7 @@ class ModelSize:
     num_layers: int = 0  # layers of the transformer; 0: unknown, as the next two
     hidden_size: int = 0  # floats per token between layers
     kept_in_layer: int = 0  # floats per token that a layer keeps for its backward pass
+    stacked_experts: int = 0  # parameters of the largest weight that holds all experts of a layer
 
 
 def read_model_size(model: Path, lora: LoraSettings | None = None) -> ModelSize:
@@ -243,7 +246,9 @@ def size_of_shape(parameters: int, config: dict[str, Any], adapters: int = 0) ->
     # Two norms keep their input, normalised and weighted; attention keeps queries, keys, values, output and the input
     # of its projection; the gated linear layer keeps its gate before and after, its other half, and their product.
     kept = 6 * hidden_size + 3 * query_size + 2 * key_size + 4 * mlp_size
-    return ModelSize(parameters, adapters, num_layers, hidden_size, kept)
+    experts = next((config[name] for name in _NUM_EXPERTS if config.get(name)), 0)
+    stacked = 2 * experts * hidden_size * (config.get("moe_intermediate_size") or config["intermediate_size"])
+    return ModelSize(parameters, adapters, num_layers, hidden_size, kept, stacked)
 
 
 def _shape(config: dict[str, Any]) -> tuple[int, int, int, int, int] | None:

@@ -11,12 +11,12 @@ DeepSpeed 0.19, n trained and f frozen parameters over r ranks, types of b and 4
 Offloading keeps the gradients twice on the host, at stage 1 also on the device. Below stage 3 the host also holds a
 second copy of the weights.
 Source: ZeRO, arXiv:1910.02054, section 3; the last two columns, DeepSpeed's reduce_bucket_size and
-stage3_max_live_parameters.
+stage3_max_live_parameters, or all experts of a layer, which are one weight.
 
 A model that is only scored has its weights alone, over r ranks at stage 3.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from learner.disk.model_folder import BYTES, ModelSize, find_named_model, read_model_size
@@ -101,7 +101,8 @@ def trained_memory(size: ModelSize, dtype: str, zero_stage: int, num_ranks: int,
     gradients = _FLOAT32 * trained // (1 if zero_stage == 1 else num_ranks)
     optimizer = 12 * trained // num_ranks
     bucket = min(_MAX_BUCKET, trained) * BYTES[dtype]
-    gathered = min(of_all, _MAX_GATHERED * BYTES[dtype]) if zero_stage == 3 else 0
+    gathered = BYTES[dtype] * max(min(size.parameters + size.adapters, _MAX_GATHERED), size.stacked_experts)
+    gathered = gathered if zero_stage == 3 else 0
     if offload == "none":
         return Memory(weights + gradients + optimizer + bucket + gathered, passing=bucket + gathered)
     again = 0 if zero_stage == 3 else BYTES[dtype] * trained // num_ranks
@@ -120,8 +121,8 @@ def activation_bytes(size: ModelSize, settings: Settings) -> int:
     learner, width = settings.learner, BYTES[settings.policy.dtype]
     # A longer trajectory is a micro-batch of its own.
     tokens = max(learner.micro_batch_tokens, settings.rollout.max_context_tokens)
-    # Norms in float32: two copies of their input if the weights have another type.
-    in_layer = size.kept_in_layer * width + (8 * size.hidden_size if width != _FLOAT32 else 0)
+    # Two norms keep their input in float32.
+    in_layer = size.kept_in_layer * width + 2 * size.hidden_size * (_FLOAT32 - width)
     between = size.hidden_size * width
     if learner.gradient_checkpointing:
         return tokens * (size.num_layers * between + in_layer)
@@ -129,4 +130,4 @@ def activation_bytes(size: ModelSize, settings: Settings) -> int:
 
 
 def _without_adapters(size: ModelSize) -> ModelSize:
-    return ModelSize(size.parameters, 0, size.num_layers, size.hidden_size, size.kept_in_layer)
+    return replace(size, adapters=0)

@@ -1,4 +1,4 @@
-"""What `--plan` says of a rank's memory beside what a tiny model really takes, on this machine's CPU."""
+"""What `--plan` says of a rank's memory beside what a model really takes, on this machine's CPU."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,13 +39,13 @@ def measured(folder: Path, dtype: Any, *, gradient_checkpointing: bool) -> int:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    return make_tiny_model(folder, tied=True, hidden_size=64, num_layers=8)
+    return make_tiny_model(folder, tied=True, hidden_size=896, num_layers=3)  # as wide as 0.5B
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_activations_are_what_a_forward_pass_keeps(folder: Path, dtype: str) -> None:
     found = measured(folder, dtype, gradient_checkpointing=False)
-    assert planned(folder, dtype, gradient_checkpointing=False) == pytest.approx(found, rel=0.15)
+    assert planned(folder, dtype, gradient_checkpointing=False) == pytest.approx(found, rel=0.05)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -53,7 +53,7 @@ def test_gradient_checkpointing_keeps_what_comes_into_each_layer_and_one_layers_
     folder: Path, dtype: str
 ) -> None:
     found = measured(folder, dtype, gradient_checkpointing=True)
-    one_layer = planned(folder, dtype, gradient_checkpointing=False) // 8
+    one_layer = planned(folder, dtype, gradient_checkpointing=False) // 3
     # What the norm before the head keeps is there before any layer is computed again: the same place is planned once.
     assert planned(folder, dtype, gradient_checkpointing=True) - one_layer < found
     assert found < planned(folder, dtype, gradient_checkpointing=True)

@@ -53,6 +53,16 @@ def test_buffers_of_a_large_model_are_as_large_as_deepspeeds_limits() -> None:
     assert large.device == (2 + 4 + 12) * 1_000_000_000 + 2 * 500_000_000 + 2 * 1_000_000_000
 
 
+def test_all_experts_of_a_layer_are_gathered_at_once() -> None:
+    config = {"num_hidden_layers": 1, "hidden_size": 5120, "num_attention_heads": 8, "intermediate_size": 12288}
+    size = size_of_shape(8_000_000_000, config | {"n_routed_experts": 160, "moe_intermediate_size": 1536})
+    plain = size_of_shape(8_000_000_000, config)
+    more = (
+        trained_memory(size, "bfloat16", 3, 8, "none").passing - trained_memory(plain, "bfloat16", 3, 8, "none").passing
+    )
+    assert more == 2 * (160 * 2 * 1536 * 5120 - 1_000_000_000)
+
+
 def test_stage_0_in_bfloat16_is_planned_as_the_stage_that_runs() -> None:
     asked = [settings(policy={"dtype": "bfloat16"}, learner={"zero_stage": stage, "num_ranks": 2}) for stage in (0, 2)]
     first, second = (rank_memory(each, Sizes(ModelSize(1000))) for each in asked)

@@ -18,10 +18,10 @@ SHELF = Path(__file__).resolve().parents[3] / "deploy" / "configs" / "plans"
 PLANS = {"70b_4_nodes": "h100_4_nodes", "70b_8_nodes": "h100_8_nodes"}
 
 
-def plan_of(name: str) -> Topology:
+def plan_of(name: str, *options: str) -> Topology:
     description = read_description(SHELF / f"{PLANS[name]}.yaml")
     assert description.model is not None
-    settings = load_settings(SHELF / f"{name}.yaml", [])
+    settings = load_settings(SHELF / f"{name}.yaml", list(options))
     return plan_topology(settings, described_sizes(settings, description.model), described_nodes(description))
 
 
@@ -36,9 +36,13 @@ def test_the_table_in_a_plans_first_lines_is_the_one_that_is_drawn(name: str) ->
     assert told[1:] == node_rows(plan_of(name))
 
 
+_PPO_WITH_KL = ["--learner.recipe", "ppo", "--kl.coefficient", "0.05", "--learner.offload", "optimizer"]
+
+
+@pytest.mark.parametrize("options", [[], _PPO_WITH_KL])
 @pytest.mark.parametrize("name", PLANS)
-def test_a_plan_of_the_shelf_leaves_room_on_each_card(name: str) -> None:
-    plan = plan_of(name)
+def test_a_plan_of_the_shelf_leaves_room_on_each_card(name: str, options: list[str]) -> None:
+    plan = plan_of(name, *options)
     for processes in (plan.ranks, plan.servers):
         for node in processes.places:
             assert node.gpu_bytes is not None
