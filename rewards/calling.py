@@ -111,11 +111,13 @@ class _VerlForm:
         part = sample.label if isinstance(sample.label, dict) and "ground_truth" in sample.label else {}
         row = {**sample.columns, **part}
         text = sample.query if self._reads_sequence else sample.text
+        # verl counts messages: the policy's turns, the replies between them and the prompt.
+        turns = {} if sample.num_turns is None else {"num_turns": 2 * sample.num_turns}
         return {
             "data_source": row.get("data_source") or "",
             **({"model_output": text} if "model_output" in self._names else {"solution_str": text}),
             "ground_truth": part.get("ground_truth", sample.label),
-            "extra_info": row.get("extra_info") or {},
+            "extra_info": {**(row.get("extra_info") or {}), **turns},
         }
 
     def _chosen(self, given: dict[str, Any]) -> dict[str, Any]:

@@ -92,6 +92,7 @@ class Endpoint:
             "responses": [sample.response for sample in samples],
             "prompts": [sample.prompt for sample in samples],
             "labels": [sample.label for sample in samples],
+            "num_turns": [1 for _ in samples],
         }
         if any(sample.columns for sample in samples):
             body["columns"] = [dict(sample.columns) for sample in samples]

@@ -25,6 +25,7 @@ class Sample:
     columns: Mapping[str, Any] = field(default_factory=dict)
 
     plain_response: str | None = None  # response without control tokens; None: not in the request
+    num_turns: int | None = None  # turns that the policy wrote; None: not in the request
 
     @property
     def text(self) -> str:
@@ -78,11 +79,12 @@ def make_sample(
     label: Any,
     columns: Mapping[str, Any] | None = None,
     plain_response: str | None = None,
+    num_turns: int | None = None,
 ) -> Sample:
     """Return the sample. Without a prompt at the start of the query, the whole query is the response."""
     prompt = prompt or ""
     response = query.removeprefix(prompt)
-    return Sample(query, prompt, response, label, columns or {}, plain_response)
+    return Sample(query, prompt, response, label, columns or {}, plain_response, num_turns)
 
 
 def targets_of(label: Any, index: int) -> list[str]:

@@ -69,7 +69,8 @@ def _samples_of(body: RewardRequest) -> list[Sample]:
     labels = body.labels if body.labels is not None else [None] * num
     columns = body.columns if body.columns is not None else [{}] * num
     plain: list[str | None] = [*body.responses] if body.responses is not None else [None] * num
-    return [make_sample(*parts) for parts in zip(body.query, prompts, labels, columns, plain, strict=True)]
+    turns: list[int | None] = [*body.num_turns] if body.num_turns is not None else [None] * num
+    return [make_sample(*parts) for parts in zip(body.query, prompts, labels, columns, plain, turns, strict=True)]
 
 
 def _reply(scores: list[Score]) -> RewardReply:

@@ -39,10 +39,11 @@ class RewardRequest(BaseModel):
     prompts: list[str] | None = None  # the queries' prompts; null: unknown
     labels: list[Any] | None = None  # the data rows' labels; null: no labels
     columns: list[dict[str, Any]] | None = None  # the data rows' other columns, such as data_source and extra_info
+    num_turns: list[int] | None = None  # turns that the policy wrote in each sample; null: unknown
 
     @model_validator(mode="after")
     def _check_aligned(self) -> Self:
-        for name in ("responses", "prompts", "labels", "columns"):
+        for name in ("responses", "prompts", "labels", "columns", "num_turns"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.query):
                 raise ValueError(f"{name} has {len(values)} entries, query has {len(self.query)}")

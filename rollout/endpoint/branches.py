@@ -8,7 +8,8 @@ A request brings its whole history. It continues behind the last known turn of t
     request with another system message    -> branch 2
 """
 
-from collections.abc import Hashable, Sequence
+import operator
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +65,11 @@ class Branches:
     def place(self, kind: Hashable, history: Sequence[Unit]) -> Place:
         """Return where a request with this history continues, and mark its branch busy."""
         history = self._without_stops(history)
-        source, num_turns = self._longest_match(kind, history)
+        source, num_turns = self._longest_match(kind, history, operator.eq)
+        if source is None or num_turns < len(source.turns):
+            similar, num_similar = self._longest_match(kind, history, _has_no_other_text)
+            if similar is not None and (source is None or num_similar > num_turns):
+                source, num_turns = similar, num_similar
         self.num_changed += self._has_changed_turn(history, source.turns[num_turns - 1].num_units if source else 0)
         if source is not None and num_turns == len(source.turns) and not source.is_busy:
             source.is_busy = True
@@ -90,7 +95,8 @@ class Branches:
         branch.num_answers += 1
         if with_stop is not None:
             self.with_stop[with_stop] = history[-1]
-        branch.history = self._without_stops(history)
+        # Earlier turns stay as they were answered: the agent may have left out the texts of turns with calls.
+        branch.history = [*branch.history, *self._without_stops(history[len(branch.history) :])]
         branch.turns.append(turn)
         return len(branch.turns)
 
@@ -120,7 +126,9 @@ class Branches:
                     return True
         return False
 
-    def _longest_match(self, kind: Hashable, history: Sequence[Unit]) -> tuple[Branch | None, int]:
+    def _longest_match(
+        self, kind: Hashable, history: Sequence[Unit], is_same: Callable[[Sequence[Unit], Sequence[Unit]], bool]
+    ) -> tuple[Branch | None, int]:
         """Return the branch with the most of this history up to the end of a turn, and that turn's number."""
         best: tuple[Branch | None, int] = (None, 0)
         best_units = 0
@@ -129,7 +137,7 @@ class Branches:
                 continue
             for number in range(len(branch.turns), 0, -1):
                 num_units = branch.turns[number - 1].num_units
-                if num_units < best_units or history[:num_units] != branch.history[:num_units]:
+                if num_units < best_units or not is_same(history[:num_units], branch.history[:num_units]):
                     continue
                 # Prefer the branch that can continue as it is.
                 is_free = number == len(branch.turns) and not branch.is_busy
@@ -137,3 +145,14 @@ class Branches:
                     best, best_units = (branch, number), num_units
                 break
         return best
+
+
+def _has_no_other_text(history: Sequence[Unit], known: Sequence[Unit]) -> bool:
+    """Return whether two histories are equal but for texts that the agent left out of turns with calls."""
+
+    def is_same(unit: Unit, answered: Unit) -> bool:
+        return unit == answered or (
+            unit == ("assistant", "", *unit[2:]) == ("assistant", "", *answered[2:]) and bool(unit[2])
+        )
+
+    return len(history) == len(known) and all(map(is_same, history, known))

@@ -146,8 +146,9 @@ class Conversation:
         """
         clock, sample, own = time.perf_counter(), self.sample, self.transcript
         text = self._shared.without_control_tokens(own.response_tokens)
+        task, num_turns = sample.task, len(own.turns)
         score = await scorer.score(
-            ScoreRequest(sample.key, prompt, response, sample.task.label, sample.task.columns, text)
+            ScoreRequest(sample.key, prompt, response, task.label, task.columns, text, num_turns)
         )
         reward_s = time.perf_counter() - clock
         reward, parts = score.reward, dict(score.parts)

@@ -35,6 +35,7 @@ class ScoreRequest:
     label: Any
     columns: Mapping[str, Any] = field(default_factory=dict)
     text: str | None = None  # response without control tokens; None: unknown
+    num_turns: int = 1  # turns that the policy wrote
 
 
 _MADE_UP = ScoreRequest(key="sluice-check", prompt="1 + 1 =", response=" 2", label="2")
@@ -140,6 +141,7 @@ def body_of(requests: Sequence[ScoreRequest]) -> bytes:
         "query": [request.prompt + request.response for request in requests],
         "prompts": [request.prompt for request in requests],
         "labels": [request.label for request in requests],
+        "num_turns": [request.num_turns for request in requests],
     }
     if all(request.text is not None for request in requests):
         body["responses"] = [request.text for request in requests]

@@ -113,7 +113,7 @@ def test_rewards_in_the_ledger_are_the_users(plain: Ran, rewards: ScriptedServer
 def test_a_reward_service_gets_prompt_and_label_of_the_users_rows(plain: Ran, rewards: ScriptedServer) -> None:
     body = rewards.received["fast"][-1].body
 
-    assert sorted(body) == ["labels", "prompts", "query", "responses"]
+    assert sorted(body) == ["labels", "num_turns", "prompts", "query", "responses"]
     assert re.fullmatch(r"[hp]\d+ \+ \d+ =", body["prompts"][0])
     assert body["query"][0].startswith(body["prompts"][0])
     assert body["labels"][0].isdigit()

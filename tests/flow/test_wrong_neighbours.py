@@ -111,10 +111,10 @@ def test_a_wrong_neighbour_is_one_line_before_anything_starts(
 
 LATE = [
     Wrong(
-        "engine argument that vLLM does not know",
+        "engine argument that vLLM refuses",
         2,
-        "settings: .*no_such_argument.*",
-        {"rollout.engine_args": {"no_such_argument": 1}},
+        "settings: vLLM refuses the engine settings of .*no_such_type.*",
+        {"rollout.engine_args": {"kv_cache_dtype": "no_such_type"}},
         is_pattern=True,
     ),
     Wrong(

@@ -186,7 +186,7 @@ def test_sample_of_the_users_is_sent_with_its_columns(server: ScriptedServer, tm
     run_module("rewards.check", url, "--sample", str(tmp_path / "row.json"), "--header", "X-Key: v")
     first = server.received["own"][0]
     row = {"prompts": ["p "], "labels": [[1]], "columns": [{"a": 2}]}
-    assert first.body == {"query": ["p r"], "responses": ["r"], **row}
+    assert first.body == {"query": ["p r"], "responses": ["r"], "num_turns": [1], **row}
     assert first.headers["x-key"] == "v"
 
 

@@ -63,7 +63,7 @@ def test_openapi_shows_the_bodies(exact_match: httpx.Client) -> None:
     assert exact_match.get("/docs").status_code == 200
     route = exact_match.get("/openapi.json").json()["paths"]["/{path}"]["post"]
     shown = route["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    assert set(shown) == {"query", "responses", "prompts", "labels", "columns"}
+    assert set(shown) == {"query", "responses", "prompts", "labels", "columns", "num_turns"}
     assert route["responses"]["200"]["content"]["application/json"]["schema"] == {
         "$ref": "#/components/schemas/RewardReply"
     }

@@ -79,10 +79,11 @@ async def test_verl_compute_score_gets_the_fields_of_a_verl_label(tmp_path: Path
     path = write(
         tmp_path,
         "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
-        "    return float((data_source, ground_truth, extra_info) == ('nq', {'target': ['x']}, {'index': 3}))\n",
+        "    info = {'index': 3, 'num_turns': 4}\n"
+        "    return float((data_source, ground_truth, extra_info) == ('nq', {'target': ['x']}, info))\n",
     )
     label = {"data_source": "nq", "ground_truth": {"target": ["x"]}, "extra_info": {"index": 3}}
-    assert await rewards_of(path, [make_sample("a", "", label)]) == [Score(1.0)]
+    assert await rewards_of(path, [make_sample("a", "", label, num_turns=2)]) == [Score(1.0)]
 
 
 async def test_verl_scorer_without_a_source_gets_what_it_takes(tmp_path: Path) -> None:

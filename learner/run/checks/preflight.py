@@ -3,6 +3,9 @@
 Imports neither torch nor transformers.
 """
 
+import ast
+import difflib
+import importlib.util
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +59,7 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
     demonstrations = check_warm_start(settings)
     check_user_code(settings)
     check_positions(model, settings)
+    check_engine_args(settings)
     check_logit_bias(model, settings)
     settings, judged = settings_of_epochs(settings, model)
     digest = model_digest(model)
@@ -141,6 +145,22 @@ def check_positions(model: Path, settings: Settings) -> None:
             f"settings: rollout.max_context_tokens = {given}, and policy.model has {most} positions. Set it to {most} "
             "or less."
         )
+
+
+def check_engine_args(settings: Settings) -> None:
+    """Raise SettingsError for an engine argument that the installed vLLM does not have. vLLM itself is not imported."""
+    spec = importlib.util.find_spec("vllm")
+    if not settings.rollout.engine_args or spec is None or spec.origin is None:
+        return
+    source = (Path(spec.origin).parent / "engine" / "arg_utils.py").read_text(encoding="utf-8")
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    fields = [field.target for each in classes for field in each.body if isinstance(field, ast.AnnAssign)]
+    known = {target.id for target in fields if isinstance(target, ast.Name)}
+    for name in settings.rollout.engine_args:
+        if name not in known:
+            near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else "Remove it."
+            raise SettingsError(f"settings: rollout.engine_args.{name}: vLLM has no such argument. {hint}")
 
 
 def check_logit_bias(model: Path, settings: Settings) -> None:

@@ -34,8 +34,8 @@ async def _streamed(client: AsyncOpenAI, **request: Any) -> Any:
 
 
 @pytest.mark.parametrize("respond", [_whole, _streamed])
-@pytest.mark.parametrize("by_id", [False, True])
-async def test_output_and_results_of_calls_continue_the_conversation(respond: Any, by_id: bool) -> None:
+@pytest.mark.parametrize("sends", ["id", "output", "calls alone"])
+async def test_output_and_results_of_calls_continue_the_conversation(respond: Any, sends: str) -> None:
     common: Any = {"tools": [TOOL], "instructions": "Be brief."}
     async with taken(_write) as (scene, told, client):
         items: list[Any] = [{"role": "user", "content": "2+2"}]
@@ -44,10 +44,11 @@ async def test_output_and_results_of_calls_continue_the_conversation(respond: An
         assert (message.content[0].text, first.status) == ("I add.", "completed")
         assert (call.name, json.loads(call.arguments)) == ("add", {"a": 2, "b": 2})
         result = {"type": "function_call_output", "call_id": call.call_id, "output": "four"}
-        if by_id:
+        if sends == "id":
             last = await respond(client, input=[result], previous_response_id=first.id, **common)
         else:
-            echo = [each.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for each in first.output]
+            output = first.output if sends == "output" else [call]
+            echo = [each.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for each in output]
             last = await respond(client, input=[*items, *echo, result], **common)
         assert last.output_text == "It is 4."
         before, turn = scene.engine.wrote[1]

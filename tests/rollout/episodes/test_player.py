@@ -46,7 +46,8 @@ async def test_search_trajectory_has_exact_mask_spans_and_logprobs() -> None:
     assert (facts.num_tokens, facts.num_prompt_tokens, facts.num_turns, facts.finish) == (72, 3, 2, "answer")
     assert (facts.reward, facts.reward_parts, facts.is_greedy) == (0.75, {"fake": 0.75}, False)
     (asked,) = scorer.requests
-    assert (asked.key, asked.prompt, asked.response, asked.label) == ("g/2/1", "<bos>Q?", text[2:], "A")
+    assert (asked.key, asked.prompt, asked.response) == ("g/2/1", "<bos>Q?", text[2:])
+    assert (asked.label, asked.num_turns) == ("A", 2)
 
 
 async def test_each_turn_sees_all_tokens_before_it_under_the_version_held() -> None:

@@ -29,7 +29,8 @@ async def test_score_sends_the_contracts_body_and_headers(
     ) as client:
         assert await client.score(request("p1/0 é")) == Score(0.5, {"math": 0.5})
     (received,) = server.received["body"]
-    assert received.body == {"query": ["What? That."], "prompts": ["What? "], "labels": [{"target": ["That"]}]}
+    prompt = {"prompts": ["What? "], "labels": [{"target": ["That"]}], "num_turns": [1]}
+    assert received.body == {"query": ["What? That."], **prompt}
     assert received.headers["idempotency-key"] == "p1/0 %C3%A9"
     assert received.headers["x-key"] == "secret"
     assert received.headers["authorization"] == "Bearer a-token-of-the-cluster"

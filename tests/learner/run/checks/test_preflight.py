@@ -8,6 +8,7 @@ import pytest
 
 from learner.checkpoint.manifest import Checkpoint
 from learner.run.checks.preflight import (
+    check_engine_args,
     check_logit_bias,
     check_same_batch,
     check_same_files,
@@ -104,3 +105,14 @@ def test_resume_with_another_tokenizer_or_template_is_refused(tmp_path: Path, na
         (tmp_path / "model" / name).write_text(content)
     with pytest.raises(SettingsError, match=f"model/{name} is not the file that .*step_4 was trained with. Put the"):
         check_same_files(tmp_path / "model", start)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("max_num_seq", "Did you mean max_num_seqs?"), ("no_such_argument", "Remove it.")]
+)
+def test_engine_argument_that_vllm_does_not_have_is_refused(name: str, hint: str) -> None:
+    known = {"max_num_seqs": 8, "enable_log_requests": False, "quantization": None}
+    check_engine_args(Settings.model_validate({"rollout": {"engine_args": known}}))
+    with pytest.raises(SettingsError) as refused:
+        check_engine_args(Settings.model_validate({"rollout": {"engine_args": {**known, name: 1}}}))
+    assert str(refused.value) == f"settings: rollout.engine_args.{name}: vLLM has no such argument. {hint}"
