@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+TOOLS = "bash dirname grep cat sha256sum cut df awk mkdir flock rm tr env touch"
 
 
 @pytest.fixture
@@ -20,22 +21,7 @@ def clone(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, folder / name)
     tools = tmp_path / "bin"
     tools.mkdir()
-    for tool in (
-        "bash",
-        "dirname",
-        "grep",
-        "cat",
-        "sha256sum",
-        "cut",
-        "df",
-        "awk",
-        "mkdir",
-        "flock",
-        "rm",
-        "tr",
-        "env",
-        "touch",
-    ):
+    for tool in TOOLS.split():
         (tools / tool).symlink_to(str(shutil.which(tool)))
     return folder
 
@@ -57,6 +43,15 @@ def offer(clone: Path, name: str, text: str) -> None:
     tool.chmod(0o755)
 
 
+@pytest.fixture
+def ready(clone: Path) -> Path:
+    """Return a clone with a compiler, and a uv that writes its arguments to `calls`."""
+    shutil.copy(ROOT / "requirements-gpu.lock", clone)
+    offer(clone, "g++", "exit 0")
+    offer(clone, "uv", f'echo "$*" >>{clone}/calls')
+    return clone
+
+
 def test_missing_python_is_said_with_what_was_found(clone: Path) -> None:
     offer(clone, "python3", 'if [[ $1 == --version ]]; then echo "Python 3.9.2"; else exit 1; fi')
     refused = set_up(clone)
@@ -66,12 +61,27 @@ def test_missing_python_is_said_with_what_was_found(clone: Path) -> None:
     )
 
 
-def test_missing_compiler_is_said(clone: Path) -> None:
-    refused = set_up(clone, SLUICE_PYTHON=sys.executable)
-    assert (refused.returncode, refused.stderr) == (
-        1,
-        "setup: a C++ compiler is needed, and g++ is not on PATH. Install it (Debian: g++).\n",
-    )
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        (
+            {"SLUICE_PYTHON": sys.executable},
+            "a C++ compiler is needed, and g++ is not on PATH. Install it (Debian: g++).",
+        ),
+        (
+            {"SLUICE_PYTHON": "/nowhere/python"},
+            "SLUICE_PYTHON=/nowhere/python is none; Python 3.11 is needed. Name one, or unset it.",
+        ),
+        (
+            {"SLUICE_LOCK": "tpu"},
+            "SLUICE_LOCK=tpu is not known. Use cpu, gpu or none, or unset it: then nvidia-smi is asked.",
+        ),
+    ],
+)
+def test_what_is_missing_or_wrong_is_said(clone: Path, environment: dict[str, str], sentence: str) -> None:
+    offer(clone, "python3.11", f'exec {sys.executable} "$@"')
+    refused = set_up(clone, **environment)
+    assert (refused.returncode, refused.stderr) == (1, f"setup: {sentence}\n")
 
 
 def test_full_disk_is_said_before_anything_is_made(clone: Path) -> None:
@@ -119,22 +129,11 @@ def test_torch_comes_from_pytorchs_index_when_the_users_indices_have_none(clone:
     assert "--index https://download.pytorch.org/whl/cpu --requirement" in (clone / "calls").read_text(encoding="utf-8")
 
 
-def test_changed_lock_is_installed_again(clone: Path) -> None:
-    offer(clone, "g++", "exit 0")
-    offer(clone, "uv", f'echo "$*" >>{clone}/calls')
-    set_up(clone, SLUICE_PYTHON=sys.executable)
-    with open(clone / "requirements-cpu.lock", "a", encoding="utf-8") as lock:
+def test_changed_lock_is_installed_again(ready: Path) -> None:
+    set_up(ready, SLUICE_PYTHON=sys.executable)
+    with open(ready / "requirements-cpu.lock", "a", encoding="utf-8") as lock:
         lock.write("another==1.0\n")
-    assert "installing requirements-cpu.lock" in set_up(clone, SLUICE_PYTHON=sys.executable).stdout
-
-
-def test_python_that_was_named_and_is_not_there_is_said(clone: Path) -> None:
-    offer(clone, "python3.11", f'exec {sys.executable} "$@"')
-    refused = set_up(clone, SLUICE_PYTHON="/nowhere/python")
-    assert (refused.returncode, refused.stderr) == (
-        1,
-        "setup: SLUICE_PYTHON=/nowhere/python is none; Python 3.11 is needed. Name one, or unset it.\n",
-    )
+    assert "installing requirements-cpu.lock" in set_up(ready, SLUICE_PYTHON=sys.executable).stdout
 
 
 def test_path_with_a_space_is_refused_before_anything_is_made(clone: Path) -> None:
@@ -148,28 +147,24 @@ def test_path_with_a_space_is_refused_before_anything_is_made(clone: Path) -> No
     assert not (spaced / ".venv").exists()
 
 
-def test_set_up_is_found_through_a_link_to_the_folder(clone: Path) -> None:
-    offer(clone, "g++", "exit 0")
-    offer(clone, "uv", "exit 0")
-    assert set_up(clone, SLUICE_PYTHON=sys.executable).returncode == 0
-    link = clone.with_name("link")
-    link.symlink_to(clone)
+def test_set_up_is_found_through_a_link_to_the_folder(ready: Path) -> None:
+    assert set_up(ready, SLUICE_PYTHON=sys.executable).returncode == 0
+    link = ready.with_name("link")
+    link.symlink_to(ready)
     again = set_up(link)
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
 
 
-def test_interpreter_of_the_set_up_is_kept_whatever_stands_first_on_the_path(clone: Path) -> None:
-    offer(clone, "g++", "exit 0")
-    offer(clone, "uv", "exit 0")
-    assert set_up(clone, SLUICE_PYTHON=sys.executable).returncode == 0
-    before = (clone / ".venv" / "bin" / "python").resolve()
-    offer(clone, "python3.11", f"touch {clone}/asked; exit 1")
-    with open(clone / "requirements-cpu.lock", "a", encoding="utf-8") as lock:
+def test_interpreter_of_the_set_up_is_kept_whatever_stands_first_on_the_path(ready: Path) -> None:
+    assert set_up(ready, SLUICE_PYTHON=sys.executable).returncode == 0
+    before = (ready / ".venv" / "bin" / "python").resolve()
+    offer(ready, "python3.11", f"touch {ready}/asked; exit 1")
+    with open(ready / "requirements-cpu.lock", "a", encoding="utf-8") as lock:
         lock.write("another==1.0\n")
-    again = set_up(clone)
+    again = set_up(ready)
     assert again.returncode == 0, again.stderr
-    assert (clone / ".venv" / "bin" / "python").resolve() == before
-    assert not (clone / "asked").exists()
+    assert (ready / ".venv" / "bin" / "python").resolve() == before
+    assert not (ready / "asked").exists()
 
 
 def test_python_without_ensurepip_is_said_and_leaves_the_virtual_environment_as_it_is(clone: Path) -> None:
@@ -195,43 +190,34 @@ def test_packages_are_kept_in_the_virtual_environment_when_home_cannot_be_writte
     assert set((clone / "caches").read_text().splitlines()) == {f"{clone}/.venv/.uv-cache"}
 
 
-def test_lock_that_is_asked_for_is_installed_where_no_gpu_is(clone: Path) -> None:
-    shutil.copy(ROOT / "requirements-gpu.lock", clone / "requirements-gpu.lock")
-    offer(clone, "g++", "exit 0")
-    offer(clone, "uv", f'echo "$*" >>{clone}/calls')
-    done = set_up(clone, SLUICE_PYTHON=sys.executable, SLUICE_LOCK="gpu")
+def test_lock_that_is_asked_for_is_installed_where_no_gpu_is(ready: Path) -> None:
+    done = set_up(ready, SLUICE_PYTHON=sys.executable, SLUICE_LOCK="gpu")
     assert done.returncode == 0, done.stderr
-    assert "--no-deps --requirement requirements-gpu.lock" in (clone / "calls").read_text(encoding="utf-8")
-    again = set_up(clone, SLUICE_LOCK="gpu")
+    assert "--no-deps --requirement requirements-gpu.lock" in (ready / "calls").read_text(encoding="utf-8")
+    again = set_up(ready, SLUICE_LOCK="gpu")
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
 
 
-def test_machine_of_several_gpus_gets_the_cuda_lock_however_slowly_they_are_listed(clone: Path) -> None:
-    shutil.copy(ROOT / "requirements-gpu.lock", clone / "requirements-gpu.lock")
-    offer(clone, "g++", "exit 0")
-    offer(clone, "uv", "exit 0")
-    (clone.parent / "bin" / "sleep").symlink_to(str(shutil.which("sleep")))
-    offer(clone, "nvidia-smi", 'for number in 0 1; do echo "GPU $number: NVIDIA H100"; sleep 0.3; done')
-    done = set_up(clone, SLUICE_PYTHON=sys.executable)
+def test_machine_of_several_gpus_gets_the_cuda_lock_however_slowly_they_are_listed(ready: Path) -> None:
+    (ready.parent / "bin" / "sleep").symlink_to(str(shutil.which("sleep")))
+    offer(ready, "nvidia-smi", 'for number in 0 1; do echo "GPU $number: NVIDIA H100"; sleep 0.3; done')
+    done = set_up(ready, SLUICE_PYTHON=sys.executable)
     assert "setup: installing requirements-gpu.lock" in done.stdout
 
 
-def test_packages_of_another_kind_of_machine_are_not_replaced_unasked(clone: Path) -> None:
-    shutil.copy(ROOT / "requirements-gpu.lock", clone / "requirements-gpu.lock")
-    offer(clone, "g++", "exit 0")
-    offer(clone, "uv", f'echo "$*" >>{clone}/calls')
-    assert set_up(clone, SLUICE_PYTHON=sys.executable, SLUICE_LOCK="gpu").returncode == 0
-    installed = (clone / "calls").read_text(encoding="utf-8")
-    refused = set_up(clone, SLUICE_PYTHON=sys.executable)
+def test_packages_of_another_kind_of_machine_are_not_replaced_unasked(ready: Path) -> None:
+    assert set_up(ready, SLUICE_PYTHON=sys.executable, SLUICE_LOCK="gpu").returncode == 0
+    installed = (ready / "calls").read_text(encoding="utf-8")
+    refused = set_up(ready, SLUICE_PYTHON=sys.executable)
     assert (refused.returncode, refused.stderr) == (
         1,
-        f"setup: {clone}/.venv has requirements-gpu.lock, and this machine is one for requirements-cpu.lock. "
+        f"setup: {ready}/.venv has requirements-gpu.lock, and this machine is one for requirements-cpu.lock. "
         "Set SLUICE_LOCK=gpu to use it as it is, SLUICE_LOCK=cpu to have it replaced, for all machines that share "
         "it.\n",
     )
-    assert (clone / "calls").read_text(encoding="utf-8") == installed
-    assert set_up(clone, SLUICE_PYTHON=sys.executable, SLUICE_LOCK="cpu").returncode == 0
-    assert set_up(clone).returncode == 0
+    assert (ready / "calls").read_text(encoding="utf-8") == installed
+    assert set_up(ready, SLUICE_PYTHON=sys.executable, SLUICE_LOCK="cpu").returncode == 0
+    assert set_up(ready).returncode == 0
 
 
 def test_virtual_environment_that_somebody_else_made_is_left_alone(clone: Path) -> None:
@@ -247,30 +233,18 @@ def test_virtual_environment_that_somebody_else_made_is_left_alone(clone: Path) 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_unknown_lock_is_refused(clone: Path) -> None:
-    refused = set_up(clone, SLUICE_LOCK="tpu")
-    assert (refused.returncode, refused.stderr) == (
-        1,
-        "setup: SLUICE_LOCK=tpu is not known. Use cpu, gpu or none, or unset it: then nvidia-smi is asked.\n",
-    )
-
-
-def test_pythonhome_of_another_python_does_no_harm(clone: Path) -> None:
-    offer(clone, "g++", "exit 0")
-    offer(clone, "uv", "exit 0")
-    done = set_up(clone, SLUICE_PYTHON=sys.executable, PYTHONHOME="/nowhere")
+def test_pythonhome_of_another_python_does_no_harm(ready: Path) -> None:
+    done = set_up(ready, SLUICE_PYTHON=sys.executable, PYTHONHOME="/nowhere")
     assert done.returncode == 0, done.stderr
 
 
-def test_strangers_may_write_nothing_whatever_the_users_umask(clone: Path) -> None:
-    offer(clone, "g++", "exit 0")
-    offer(clone, "uv", "exit 0")
+def test_strangers_may_write_nothing_whatever_the_users_umask(ready: Path) -> None:
     before = os.umask(0)
     try:
-        assert set_up(clone, SLUICE_PYTHON=sys.executable).returncode == 0
+        assert set_up(ready, SLUICE_PYTHON=sys.executable).returncode == 0
     finally:
         os.umask(before)
-    paths = [path for path in (clone / ".venv").rglob("*") if not path.is_symlink()]
+    paths = [path for path in (ready / ".venv").rglob("*") if not path.is_symlink()]
     assert [path for path in paths if path.stat().st_mode & 0o002] == []
 
 
