@@ -24,6 +24,15 @@ def test_an_evaluation_alone_is_a_run_of_no_steps_prompts_or_checkpoints() -> No
     assert (needs.prompts, needs.rollouts) == (False, True)
 
 
+def test_settings_of_a_training_run_may_be_given_for_an_evaluation(tmp_path: Path) -> None:
+    config = tmp_path / "trained.yaml"
+    config.write_text("objective: sft\nrun: {max_epochs: 2}\neval: {before: false}\nlearner: {lr: 1.0e-5}\n")
+    given = Namespace(model="m", sets=["a.jsonl"], samples=1, num_prompts=9, dir="runs")
+    settings = load_settings(config, options_of(given, "mine"))
+    assert (settings.run.max_steps, settings.run.max_epochs, settings.eval.before) == (0, None, True)
+    assert needs_of(settings).rollouts
+
+
 def test_every_set_that_is_given_a_name_has_it_the_first_one_too() -> None:
     given = Namespace(model="m", sets=["math=a.jsonl", "b.jsonl"], samples=1, num_prompts=9, dir="runs")
     settings = load_settings(None, options_of(given, "mine"))
