@@ -97,7 +97,8 @@ class Coordinator:
         self._leases = Leases(groups, self._servers, overdue, accounts, settings.run.seed, vocab_size, self._turns)
         self._rows = None if encoder is None else BornReady(groups, encoder, accounts)
         self._recall = LeaseRecall(groups, self._leases, self._servers, overdue, accounts)
-        schedule = EvaluationSchedule(evals.every_steps, settings.run.max_steps, evals.pin, evals.before)
+        every = 0 if settings.is_of_rows else evals.every_steps  # ranks score held-out rows
+        schedule = EvaluationSchedule(every, settings.run.max_steps, evals.pin, evals.before)
         lines = StepLines(record, self._evaluations, schedule, ledger, last_step, policy_version)
         self._steps = CurrentStep(settings, groups, window, lines, accounts, last_step, policy_version)
         self._give_up_reason: str | None = None

@@ -13,14 +13,17 @@ orpo     -beta s(log odds of chosen - of rejected), plus the chosen answer's mea
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from learner.algorithms.whiten import Reduce
 from learner.models.gradient import StepResult, Sums
 from learner.models.micro_batch import MicroBatch
 from learner.models.roles import Roles
+from learner.objectives.held_out import HeldOut
 from learner.objectives.policy_gradient import StepOutcome, add_fixed_columns
 from learner.objectives.step_plan import plan_updates
 from learner.objectives.supervised import outcome_of
@@ -33,10 +36,12 @@ from protocol.wire.trajectory import Trajectory
 class Preference:
     """Takes the steps of a run with objective = dpo."""
 
-    def __init__(self, roles: Roles, settings: Settings) -> None:
+    def __init__(self, roles: Roles, settings: Settings, model: Path, reduce: Reduce) -> None:
+        """Arguments: as of `HeldOut`."""
         self._roles = roles
         self._num_epochs = settings.learner.num_epochs
         self._loss = PairLoss(settings.preference)
+        self._held_out = HeldOut(roles, settings, model, self._loss, reduce)
 
     def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
         """Take one step and return its outcome. Collective. Arguments: as `PolicyGradient.take_step`."""
@@ -49,8 +54,9 @@ class Preference:
             for _ in range(self._num_epochs)
             for num, (_, part) in zip(num_planned, plan.split(micro_batches), strict=True)
         ]
-        outcome = outcome_of(results, sum(update.num_model_tokens for update in plan.updates))
-        return StepOutcome(outcome.applied, outcome.detail, {**outcome.metrics, **_pair_metrics(results)})
+        held_out = self._held_out.metrics(batch.step, _held_out_means)
+        num_trained_tokens = sum(update.num_model_tokens for update in plan.updates)
+        return outcome_of(results, num_trained_tokens, {**_pair_metrics(results), **held_out})
 
 
 class PairLoss:
@@ -132,3 +138,8 @@ def _pair_metrics(results: list[StepResult]) -> dict[str, float]:
     num_pairs = max(1.0, sum(result.sums["num_pairs"] for result in results))
     names = [name for name in results[0].sums if name.startswith("preference/")]
     return {name: sum(result.sums[name] for result in results) / num_pairs for name in names}
+
+
+def _held_out_means(sums: Sums) -> dict[str, Tensor]:
+    names = {"loss": "loss", "preference/accuracy": "accuracy", "preference/margin": "margin"}
+    return {name: sums[key] / sums["num_pairs"] for key, name in names.items()}

@@ -1,18 +1,21 @@
 """Supervised fine-tuning with the engine and the packing of RL: the steps of a run, and the warm start."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
 from learner.algorithms.aggregate import AGGREGATES
+from learner.algorithms.whiten import Reduce
 from learner.data.packing import plan_step
 from learner.data.sft_rows import SftRow
 from learner.models.gradient import StepResult, Sums
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles
+from learner.objectives.held_out import HeldOut
 from learner.objectives.policy_gradient import StepOutcome
 from learner.objectives.step_plan import plan_updates
 from protocol.errors import OperatorError
@@ -26,9 +29,11 @@ _MAX_REFUSED_IN_A_ROW = 3
 class Supervised:
     """Takes the steps of a run with objective = sft."""
 
-    def __init__(self, roles: Roles, settings: Settings) -> None:
+    def __init__(self, roles: Roles, settings: Settings, model: Path, reduce: Reduce) -> None:
+        """Arguments: as of `HeldOut`."""
         self._policy = roles.policy
         self._num_epochs = settings.learner.num_epochs
+        self._held_out = HeldOut(roles, settings, model, weighted_nll, reduce)
 
     def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
         """Take one step and return its outcome. Collective. Arguments: as `PolicyGradient.take_step`."""
@@ -43,11 +48,12 @@ class Supervised:
             for _ in range(self._num_epochs)
             for update, part in plan.split(plan.micro_batches)
         ]
-        return outcome_of(results, sum(update.num_model_tokens for update in plan.updates))
+        held_out = self._held_out.metrics(batch.step, lambda sums: {"loss": sums["loss"] / sums["num_tokens"]})
+        return outcome_of(results, sum(update.num_model_tokens for update in plan.updates), held_out)
 
 
-def outcome_of(results: Sequence[StepResult], num_trained_tokens: int) -> StepOutcome:
-    """Return the outcome of a step on rows from those of its updates."""
+def outcome_of(results: Sequence[StepResult], num_trained_tokens: int, others: Mapping[str, float]) -> StepOutcome:
+    """Return the outcome of a step on rows from those of its updates. others: further metrics."""
     refused = [result for result in results if not result.applied]
     detail = f"non-finite loss or gradient (loss {refused[0].loss}, norm {refused[0].grad_norm})" if refused else ""
     metrics = {
@@ -56,6 +62,7 @@ def outcome_of(results: Sequence[StepResult], num_trained_tokens: int) -> StepOu
         "policy/num_updates": len(results) - len(refused),
         "policy/lr": results[-1].lr,
         "data/num_trained_tokens": num_trained_tokens,
+        **others,
     }
     return StepOutcome(len(refused) < len(results), detail, metrics)
 

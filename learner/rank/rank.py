@@ -174,7 +174,7 @@ def train(
         pusher.device = SharedDevice(parked, pusher.switch_servers, lambda: reduce_max(0.0, own_device()))
     saved = (folder, model, settings.learner.keep_checkpoints, best_of(settings.eval))
     checkpoints = CheckpointWriter(models.roles, coordinator, world.solo, *saved, served_digest=lambda: pusher.digest)
-    objective = _objective_of(settings, models.roles)
+    objective = _objective_of(settings, models.roles, model)
     meter = make_meter(models.roles.policy, settings) if is_trained(settings) else no_mfu
     ended = Trainer(world, models, objective, settings, coordinator, pusher, checkpoints, report, meter).train()
     pusher.close()
@@ -182,10 +182,10 @@ def train(
     return ended
 
 
-def _objective_of(settings: Settings, roles: Roles) -> Objective:
+def _objective_of(settings: Settings, roles: Roles, model: Path) -> Objective:
     match settings.objective:
         case "sft":
-            return Supervised(roles, settings)
+            return Supervised(roles, settings, model, reduce_tensor)
         case "dpo":
-            return Preference(roles, settings)
+            return Preference(roles, settings, model, reduce_tensor)
     return PolicyGradient(roles, settings, reduce_tensor)

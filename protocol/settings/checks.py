@@ -59,9 +59,9 @@ def _in_objective(settings: "Settings") -> Iterator[str]:
         "kl.coefficient": settings.kl.coefficient,
         "filter.dynamic_sampling": settings.filter.dynamic_sampling,
         "data.curriculum": settings.data.curriculum.is_on,
-        "data.eval": settings.data.eval,
         "eval.sets": settings.eval.sets,
-        "eval.every_steps": settings.eval.every_steps,
+        "eval.best": settings.eval.best,
+        "eval.pin": settings.eval.pin,
         "learner.recipe = ppo": settings.learner.advantage == "gae",
         "rollout.group_size": settings.rollout.group_size != (2 if settings.objective == "dpo" else 1),
     }

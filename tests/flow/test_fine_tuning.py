@@ -23,7 +23,7 @@ def _settings(user: Bring) -> dict[str, object]:
     rows.write_text("".join(json.dumps(row) + "\n" for row in texts), encoding="utf-8")
     nobody = [{"name": "mine", "url": "http://127.0.0.1:9/nobody"}]
     return {
-        "objective": "sft", "data.train": str(rows), "data.eval": "null", "rollout.group_size": 1,
+        "objective": "sft", "data.train": str(rows), "data.eval": str(rows), "eval.every_steps": 6, "rollout.group_size": 1,
         "rewards.endpoints": nobody, "run.max_steps": 12, "learner.checkpoint_every_steps": 3,
     }  # fmt: skip
 
@@ -47,6 +47,9 @@ def test_three_epochs_take_each_row_three_times_and_lower_the_loss_without_a_ser
     assert left.most_often_trained == 3
     losses = [line["policy/loss"] for line in left.metrics]
     assert sum(losses[-4:]) < 0.8 * sum(losses[:4])
+    held_out = {line["step"]: line["eval/held_out/loss"] for line in left.metrics if "eval/held_out/loss" in line}
+    assert list(held_out) == [1, 6, 12]
+    assert held_out[12] < held_out[6] < held_out[1]
     assert not [name for name in left.metrics[-1] if name.startswith(("reward/", "policy/ratio"))]
     assert set(cluster.actors("RolloutServer")) <= other_servers
     assert (left.folder / "report.html").is_file()
@@ -74,10 +77,16 @@ def test_pairs_teach_the_chosen_answers_from_the_first_step_of_log_2(cluster: Fl
     rows = user.folder / "pairs.jsonl"
     texts = [{"prompt": f"{i} + 1 =", "chosen": f" {i + 1}", "rejected": f" {i + 3} !"} for i in range(_NUM_ROWS)]
     rows.write_text("".join(json.dumps(row) + "\n" for row in texts), encoding="utf-8")
-    given = {**_settings(user), "objective": "dpo", "data.train": str(rows), "rollout.group_size": 2}
+    given = {
+        **_settings(user),
+        "objective": "dpo",
+        "data.train": str(rows),
+        "data.eval": str(rows),
+        "rollout.group_size": 2,
+    }
     ran = run(cluster, user, "pairs", **{key.replace(".", "__"): each for key, each in given.items()})
     assert ran.left.metrics[0]["policy/loss"] == pytest.approx(math.log(2), abs=1e-6)
-    assert ran.left.metrics[-1]["preference/accuracy"] == 1.0
+    assert [ran.left.metrics[-1][name] for name in ("preference/accuracy", "eval/held_out/accuracy")] == [1.0, 1.0]
     assert audit.main([str(ran.left.folder)]) == 0
 
 

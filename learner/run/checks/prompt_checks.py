@@ -118,7 +118,7 @@ def check_held_out(settings: Settings, model: Path) -> None:
     """Raise SettingsError when a held-out row is unusable: the mean over the others would be another figure."""
     for given in (settings.data.eval, *(one.data for one in settings.eval.sets)):
         if given:
-            with PromptJudge(model, settings) as judge:
+            with _judge_of(settings, model) if settings.is_of_rows else PromptJudge(model, settings) as judge:
                 _, unusable = read_prompts(given, settings.data, judge)
             if unusable:
                 raise SettingsError(f"data: {unusable[0]}")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -79,7 +80,7 @@ def take_step(
         cast(PolicyEngine, policy),
         reference=cast(ReferenceModel, TableReference(before)) if settings.preference.has_reference else None,
     )
-    outcome = Preference(roles, settings).take_step(batch, dict(enumerate(made)), 0)
+    outcome = Preference(roles, settings, Path(), lambda sums: sums).take_step(batch, dict(enumerate(made)), 0)
     return policy.losses, outcome.metrics
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -96,7 +97,7 @@ def _with_weights(batch: MicroBatch, weights: list[float]) -> MicroBatch:
 @pytest.mark.parametrize("packed", [[[8, 0, 3], [1, 2], [4, 5, 6, 7]], [[index] for index in range(9)]])
 def test_step_of_a_run_has_the_loss_and_gradient_of_a_slow_loop_however_it_is_packed(packed: list[list[int]]) -> None:
     made, found, expected = trajectories(), table(), table()
-    objective = Supervised(Roles(cast(PolicyEngine, TableModel(found))), Settings())
+    objective = Supervised(Roles(cast(PolicyEngine, TableModel(found))), Settings(), Path(), lambda sums: sums)
     outcome = objective.take_step(batch_of(made, packed, list(range(9))), dict(enumerate(made)), 4)
 
     losses = [

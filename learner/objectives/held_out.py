@@ -1,0 +1,85 @@
+"""Held-out rows of a run that learns from rows: scored by the ranks, with the objective's own loss."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from learner.algorithms.whiten import Reduce
+from learner.data.packing import plan_step
+from learner.data.prompt_set import load_prompts
+from learner.data.sft_rows import RowEncoder, SftRow
+from learner.models.gradient import LossFunction, Sums, add_sums
+from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
+from learner.models.roles import Roles
+from learner.objectives.policy_gradient import add_fixed_columns
+from protocol.settings.evaluation import MAIN_SET
+from protocol.settings.settings import Settings
+
+MeanOf = Callable[[Sums], dict[str, Tensor]]
+"""(sums over all ranks, "loss" among them) -> means."""
+
+
+class HeldOut:
+    """Scores data.eval after the first step, every eval.every_steps and after the last step."""
+
+    def __init__(self, roles: Roles, settings: Settings, model: Path, loss: LossFunction, reduce: Reduce) -> None:
+        """Read the rows on rank 0, which gives them to the others. Collective.
+
+        model: folder of the tokenizer. reduce: sums over all ranks, float64 on the CPU.
+        """
+        self._roles, self._loss, self._reduce = roles, loss, reduce
+        self._evals, self._last_step = settings.eval, settings.run.max_steps
+        self._micro_batches: list[MicroBatch] = []
+        if self._evals.every_steps and settings.data.eval:
+            self._micro_batches = _pack(_rows_of_rank_0(settings, model), settings.learner.micro_batch_tokens)
+
+    def metrics(self, step: int, mean_of: MeanOf) -> dict[str, float]:
+        """Return the scores after this step, empty when none are due. Collective."""
+        every, is_first = self._evals.every_steps, step == 1 and self._evals.before
+        if not self._micro_batches or not (is_first or step % every == 0 or step == self._last_step):
+            return {}
+        totals: Sums = {}
+        with torch.no_grad():
+            for each in add_fixed_columns(self._micro_batches, self._roles, with_old=False):
+                logprobs = self._roles.policy.logprobs(each).cpu()
+                loss, sums = self._loss(logprobs, torch.zeros_like(logprobs), each)
+                add_sums(totals, {"loss": loss, "num_tokens": torch.tensor(each.num_model_tokens), **sums})
+        names = sorted(totals)
+        over_ranks = self._reduce(torch.stack([totals[name].double() for name in names]))
+        means = mean_of(dict(zip(names, over_ranks, strict=True)))
+        return {f"eval/{MAIN_SET}/{name}": float(each) for name, each in means.items()}
+
+
+def _rows_of_rank_0(settings: Settings, model: Path) -> list[list[SftRow]]:
+    """Return the rows of each group, on every rank."""
+    shared: list[list[list[SftRow]] | None] = [None]
+    if dist.get_rank() == 0:
+        assert settings.data.eval
+        prompts = load_prompts(settings.data.eval, settings.data)[: settings.eval.num_prompts]
+        encoder = RowEncoder(
+            model, are_pairs=settings.objective == "dpo", trust_remote_code=settings.policy.trust_remote_code
+        )
+        shared = [[encoder.encode(prompt.columns) for prompt in prompts]]
+    dist.broadcast_object_list(shared)
+    assert shared[0] is not None
+    return shared[0]
+
+
+def _pack(groups: Sequence[Sequence[SftRow]], micro_batch_tokens: int) -> list[MicroBatch]:
+    """Return this rank's micro-batches; a group is whole in one, and its rows are numbered one after the other."""
+    size = len(groups[0])
+    lengths = [sum(len(row.tokens) for row in group) for group in groups]
+    plan = plan_step(lengths, dist.get_world_size(), micro_batch_tokens)[dist.get_rank()]
+    return [
+        make_micro_batch([_sample(groups[place][i], size * place + i) for place in part for i in range(size)])
+        for part in plan
+    ]
+
+
+def _sample(row: SftRow, number: int) -> LearnerSample:
+    mask = row.weights > 0.0
+    return LearnerSample(row.tokens, mask, np.zeros(len(row.tokens), np.float32), number=number)
