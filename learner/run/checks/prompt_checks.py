@@ -105,20 +105,27 @@ def settings_of_epochs(settings: Settings, model: Path) -> tuple[Settings, Judge
 
 
 def _judge_rows(settings: Settings, model: Path, without: Sequence[RowName] = ()) -> JudgedRows:
-    data, trust = settings.data, settings.policy.trust_remote_code
+    data = settings.data
+    with _judge_of(settings, model, data.max_prompt_tokens) as judge:
+        index, unusable = read_prompts(data.train, data, judge, without)
+    forms = f"data.train has {describe_forms(judge.forms)}. " if isinstance(judge, DemonstrationJudge) else ""
+    return JudgedRows(index, unusable, forms)
+
+
+def _judge_of(
+    settings: Settings, model: Path, max_prompt_tokens: int | None = None
+) -> DemonstrationJudge | PromptJudge:
     if not settings.is_of_rows:
-        with PromptJudge(model, settings, data.max_prompt_tokens) as judge:
-            return JudgedRows(*read_prompts(data.train, data, judge, without))
-    with DemonstrationJudge(model, are_pairs=settings.objective == "dpo", trust_remote_code=trust) as of_rows:
-        index, unusable = read_prompts(data.train, data, of_rows, without)
-        return JudgedRows(index, unusable, f"data.train has {describe_forms(of_rows.forms)}. ")
+        return PromptJudge(model, settings, max_prompt_tokens)
+    trust = settings.policy.trust_remote_code
+    return DemonstrationJudge(model, are_pairs=settings.objective == "dpo", trust_remote_code=trust)
 
 
 def check_held_out(settings: Settings, model: Path) -> None:
     """Raise SettingsError when a held-out row is unusable: the mean over the others would be another figure."""
     for given in (settings.data.eval, *(one.data for one in settings.eval.sets)):
         if given:
-            with _judge_of(settings, model) if settings.is_of_rows else PromptJudge(model, settings) as judge:
+            with _judge_of(settings, model) as judge:
                 _, unusable = read_prompts(given, settings.data, judge)
             if unusable:
                 raise SettingsError(f"data: {unusable[0]}")
