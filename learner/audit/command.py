@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     if options.json:
-        print(json.dumps(report.to_json()))
+        print(json.dumps(report.to_json(), indent=1))
     else:
         show_audit(report, Console(emoji=False))
     return 0 if report.holds else 1

@@ -21,6 +21,8 @@ from protocol.node.home import load_keys
 from protocol.settings.settings import Settings
 from protocol.wire.channel import RouterChannel
 
+_NUM_GROUPS = 20  # whole groups in samples.jsonl at a run's end
+
 
 class CoordinatorProcess:
     """One per run. Call order: open, then the others, then close.
@@ -61,7 +63,12 @@ class CoordinatorProcess:
             self._ledger,
             train=train,
             held_out=_held_out_sets(settings),
-            record=RunRecord(folder, settings.report.samples_per_step, TextDecoder(self._model)),
+            record=RunRecord(
+                folder,
+                settings.report.samples_per_step,
+                TextDecoder(self._model),
+                max(1, settings.run.max_steps // _NUM_GROUPS),
+            ),
             last_step=self._last_step,
             copies=self._copies,
             vocab_size=None if self._model is None else read_vocab_size(self._model),

@@ -21,6 +21,9 @@ from learner.live.status import RunStatus, ServerStatus
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_POINTS = 32
+_SPARK_COLUMNS = 48  # of the panel, without the sparkline
+_SMALL = (80, 24)  # columns, rows
+_FACT_ROWS = 16  # of the panel, without servers and messages
 _NUM_SERVERS = 8
 _PACE_STEPS = 20
 _RATE_S = 10.0
@@ -40,8 +43,13 @@ _SLOW = {
 _MUCH = 0.4
 _LAST_STEP = (
     ("health", _HEALTH),
-    ("staleness", (("data/staleness_mean", "mean {:.2f}"), ("data/staleness_max", "max {:.0f}"))),
-    ("trained", (("perf/samples_per_s", "{:,.1f} samples/s"), ("perf/tokens_per_s", "{:,.0f} tokens/s"))),
+    (
+        "trained",
+        (
+            *(("perf/samples_per_s", "{:,.1f} samples/s"), ("perf/tokens_per_s", "{:,.0f} tokens/s")),
+            *(("data/staleness_mean", "staleness mean {:.2f}"), ("data/staleness_max", "max {:.0f}")),
+        ),
+    ),
     (
         "last step",
         (
@@ -101,27 +109,31 @@ class PanelState:
         if main_set(line):
             self.scored = line
         if is_new and "time/wait_s" in line:
-            self.times.append({key: line.get(key, 0.0) for key in _SLOW})
+            self.times.append(step_times(line))
         if is_new and "at_s" in line:
             self.pace.append((line["step"], line["at_s"]))
 
 
-def render_panel(state: PanelState, warnings: Sequence[tuple[float, str]], elapsed_s: float) -> RenderableType:
-    """Return the panel. warnings: (Unix time, text), oldest first."""
+def render_panel(
+    state: PanelState, messages: Sequence[tuple[float, str]], elapsed_s: float, size: tuple[int, int] = _SMALL
+) -> RenderableType:
+    """Return the panel. messages: (Unix time, text), oldest first. size: columns and rows of the terminal."""
+    columns, rows = size
     parts: list[RenderableType] = [_progress(state, elapsed_s)]
     if state.status is None or not state.newest:
         parts.append(Text(state.phase, style="dim"))
     if state.status is not None:
         facts = Table.grid(padding=(0, 2))
-        facts.add_column(style="bold", no_wrap=True)
-        facts.add_column(overflow="ellipsis", no_wrap=True)
-        for label, shown in _facts(state, state.status):
-            facts.add_row(label, shown)
+        facts.add_column(style="bold", no_wrap=True, min_width=9)
+        facts.add_column()
+        for label, shown in _facts(state, state.status, columns - _SPARK_COLUMNS):
+            facts.add_row(label, shown if isinstance(shown, Text) else Text(shown, no_wrap=True, overflow="ellipsis"))
         parts.append(facts)
         if not state.is_over:
-            parts.append(_servers(state, state.status))
+            num_shown = max(2, min(_NUM_SERVERS, rows - _FACT_ROWS - 1 - 2 * len(messages)))
+            parts.append(_servers(state, state.status, num_shown))
             parts.append(Text(one_line(state.status.detail), style="dim", no_wrap=True, overflow="ellipsis"))
-    for at, text in warnings:
+    for at, text in messages:
         parts.append(Text(f"{time.strftime('%H:%M:%S', time.localtime(at))} {text}", style="yellow"))
     return Panel(Group(*parts), title="sluice", title_align="left", box=box.ROUNDED, border_style="cyan")
 
@@ -151,6 +163,11 @@ def seconds_left(state: PanelState) -> float | None:
     return None if last <= first else (ended - began) / (last - first) * max(0.0, state.total_steps - last)
 
 
+def step_times(line: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of a step by what they went to."""
+    return {key: line.get(key, 0.0) for key in _SLOW}
+
+
 def describe_slowness(times: Sequence[Mapping[str, float]]) -> str:
     """Return what most of the last steps' time went to, and what to change; empty without a large part."""
     total = sum(sum(step.values()) for step in times)
@@ -175,13 +192,13 @@ def _progress(state: PanelState, elapsed_s: float) -> Table:
     return grid
 
 
-def _facts(state: PanelState, status: RunStatus) -> Iterator[tuple[str, RenderableType]]:
-    """Yield (label, text) of each row."""
+def _facts(state: PanelState, status: RunStatus, spark_columns: int) -> Iterator[tuple[str, str | Text]]:
+    """Yield (label, text) of each row; a Text may be several lines."""
     if state.rewards:
         ends = f"  {min(state.rewards):.3f} to {max(state.rewards):.3f}"
-        spark = (sparkline(list(state.rewards)), "green")
+        spark = (sparkline(list(state.rewards), spark_columns), "green")
         yield "reward", Text.assemble(f"{state.rewards[-1]:.3f}  ", spark, (ends, "dim"))
-    if scores := _held_out(state.scored, status):
+    if scores := _held_out(state, status):
         yield "held-out", scores
     in_ms = {key: 1000 * state.newest[name] for key, name in _IN_MS if name in state.newest}
     line = {**state.newest, **in_ms}
@@ -189,7 +206,7 @@ def _facts(state: PanelState, status: RunStatus) -> Iterator[tuple[str, Renderab
         if shown := [shape.format(line[key]) for key, shape in shapes if key in line]:
             yield label, ", ".join(shown)
     if slow := describe_slowness(state.times):
-        yield "slow", slow
+        yield "slow", Text(slow)
     if state.is_over:
         return
     yield "window", f"{status.window_used}/{status.window_size} groups, {status.ready} ready"
@@ -201,30 +218,31 @@ def _facts(state: PanelState, status: RunStatus) -> Iterator[tuple[str, Renderab
         yield "troubles", Text(", ".join(troubles), style="yellow")
 
 
-def _held_out(scored: Mapping[str, float], status: RunStatus) -> str:
+def _held_out(state: PanelState, status: RunStatus) -> str:
+    scored = state.scored
     keys = {"sampled": f"eval/{main_set(scored)}/reward", "greedy": f"eval/{main_set(scored)}/greedy"}
     parts = [f"{scored[key]:.3f} {name}" for name, key in keys.items() if key in scored]
     if parts:
         parts.append(f"at step {int(scored.get('eval/policy_version', scored['step']))}")
-    if status.evaluation:
+    if status.evaluation and not state.is_over:
         parts.append(f"scoring {one_line(status.evaluation)}")
     return ", ".join(parts)
 
 
-def _servers(state: PanelState, status: RunStatus) -> Table:
+def _servers(state: PanelState, status: RunStatus, num_shown: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("server")
     for name in ("version", "running", "waiting", "tokens/s"):
         table.add_column(name, justify="right")
-    for name, beat in sorted(status.servers.items())[:_NUM_SERVERS]:
+    for name, beat in sorted(status.servers.items())[:num_shown]:
         if beat is None:
             table.add_row(Text(one_line(name)), "not heard yet", style="dim")
             continue
         rate, version = state.rates.of(name), beat.policy_version
         shown = ("not synced" if version is None else str(version), str(beat.running), str(beat.waiting))
         table.add_row(Text(one_line(name)), *shown, "" if rate is None else f"{rate:,.0f}")
-    if len(status.servers) > _NUM_SERVERS:
-        table.add_row(f"and {len(status.servers) - _NUM_SERVERS} more", style="dim")
+    if len(status.servers) > num_shown:
+        table.add_row(f"and {len(status.servers) - num_shown} more", style="dim")
     return table
 
 

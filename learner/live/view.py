@@ -104,7 +104,8 @@ class LiveView:
         if self._live is None or not self._is_open or not (is_forced or now - self._drawn_at >= _REFRESH_S):
             return
         self._drawn_at = now
-        panel = render_panel(self._state, list(self._messages), time.time() - self._started_at)
+        elapsed_s, size = time.time() - self._started_at, self._live.console.size
+        panel = render_panel(self._state, list(self._messages), elapsed_s, (size.width, size.height))
         try:
             self._live.update(panel, refresh=True)
         except OSError:

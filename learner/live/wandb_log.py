@@ -13,12 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from learner.disk.run_folder import WANDB_ID, MetricsReader
+from learner.disk.answers import read_answers
+from learner.disk.run_folder import WANDB_ID, MetricsReader, main_set
 from protocol.disk.files import replace_file
 
 _log = logging.getLogger("learner.live.wandb_log")
 _INIT_S = 60.0
 _MAX_WAITING = 10_000
+_MAX_ANSWERS = 64
 
 
 class WandbLog:
@@ -80,10 +82,21 @@ class WandbLog:
                 if isinstance(line, tuple):
                     run.alert(title=line[0], text=line[1], level="WARN")
                 elif not (is_resumed and self._is_on_page(line)):
-                    run.log(line)
+                    run.log({**line, **self._tables(line)})
             run.finish()
         except Exception as error:  # wandb is a neighbour: training continues without it
             self._warn(f"{type(error).__name__}: {error}")
+
+    def _tables(self, line: Mapping[str, float]) -> dict[str, Any]:
+        """Return the first answers of the evaluation that a line has, as a table of the page."""
+        import wandb
+
+        path, step = self._folder / "evaluations.jsonl", int(line.get("eval/step", line["step"]))
+        if main_set(line) is None or not path.exists():
+            return {}
+        columns = ["step", "prompt", "label", "response", "reward", "is_greedy"]
+        rows = [[getattr(each, name) for name in columns] for each in read_answers(path, {step})[step][:_MAX_ANSWERS]]
+        return {"eval/answers": wandb.Table(columns=columns, data=rows)}
 
     def _is_on_page(self, line: Mapping[str, float]) -> bool:
         """Return whether an earlier start has sent the line: after a resume the reader returns those again."""

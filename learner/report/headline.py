@@ -24,6 +24,8 @@ class ScoreRow:
     after: str  # last score; empty: the run has one evaluation only
     gain: str  # difference, such as +0.120; empty: one of both is missing
     is_better: bool | None  # None: no gain is known, or it is 0
+    has_error: bool  # both scores have a standard error
+    is_clear: bool  # the gain is above two standard errors
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Headline:
     """The top of the report, as texts."""
 
     ending: str  # one sentence: complete, or the step at which it stopped
+    verdict: str  # one sentence: whether the run learns
     columns: tuple[str, str]  # titles of the columns before and after; the second is empty with one evaluation
     scores: list[ScoreRow]  # held-out scores, or training rewards in their place; may be empty
     explanation: list[str]  # sentences on how to read the scores
@@ -40,7 +43,35 @@ class Headline:
 def make_headline(run: RunFacts) -> Headline:
     """Return the top of the report."""
     scores, columns, explanation = _scores(run)
-    return Headline(_ending(run), columns, scores, explanation, _facts(run))
+    return Headline(_ending(run), _verdict(scores), columns, scores, explanation, _facts(run))
+
+
+def _compared_lines(lines: Sequence[Line]) -> tuple[Line, Line] | None:
+    """Return the lines of the first and the last comparable evaluation; None without an evaluation."""
+    scored = [line for line in lines if main_set(line)]
+    if not scored:
+        return None
+    main = f"eval/{main_set(last := scored[-1])}/"
+    return next(line for line in scored if comparable_since(line, main) == comparable_since(last, main)), last
+
+
+def compared_steps(lines: Sequence[Line]) -> tuple[int, int]:
+    """Return the steps of the first and the last comparable evaluation; (0, 0) without any."""
+    first, last = _compared_lines(lines) or ({}, {})
+    return int(first.get("eval/step", first.get("step", 0))), int(last.get("eval/step", last.get("step", 0)))
+
+
+def _verdict(scores: Sequence[ScoreRow]) -> str:
+    gains = [row for row in scores if row.gain]
+    if not gains:
+        return "Not known yet: that takes two evaluations."
+    clear = [row for row in gains if row.is_clear]
+    worse = [row for row in clear if not row.is_better]
+    row = (worse or clear or gains)[-1]
+    doubt = "" if clear else ", less than two standard errors" if row.has_error else ", without held-out prompts"
+    ends = " → ".join(text.split(" ")[0] for text in (row.before, row.after))
+    name = f"held-out score ({row.name})" if row.has_error else row.name
+    return f"{'No' if worse else 'Yes' if clear else 'Not shown'}: {name} {ends}{doubt}."
 
 
 def _ending(run: RunFacts) -> str:
@@ -53,12 +84,9 @@ def _ending(run: RunFacts) -> str:
 
 def _scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], list[str]]:
     """Return the held-out scores with column titles and explanation; without them the training rewards."""
-    scored = [line for line in run.lines if main_set(line)]
-    if not scored:
+    if (compared := _compared_lines(run.lines)) is None:
         return _training_scores(run)
-    last = scored[-1]
-    since = comparable_since(last, main := f"eval/{main_set(last)}/")
-    first = next(line for line in scored if comparable_since(line, main) == since)
+    first, last = compared
     temperature = f"{run.settings.rollout.temperature:g}" if run.settings else "unknown"
     rows = []
     for figure, label in _SCORES.items():
@@ -117,10 +145,12 @@ def _row(name: str, before: float | None, after: float | None, errors: Sequence[
     gain = None if before is None or after is None else after - before
     return ScoreRow(
         name,
-        _score_text(before, errors[0]),
-        _score_text(after, errors[1]),
+        score_text(before, errors[0]),
+        score_text(after, errors[1]),
         "" if gain is None else f"{gain:+.3f}",
         None if not gain else gain > 0,
+        not math.isnan(math.hypot(*errors)),
+        gain is not None and abs(gain) > 2 * math.hypot(*errors),
     )
 
 
@@ -137,8 +167,8 @@ def _facts(run: RunFacts) -> list[tuple[str, str, bool]]:
     if run.ledger is not None:
         facts += _ledger_facts(run.ledger, run.settings)
     for name in ("retried", "skipped"):
-        if lines and (key := f"data/{name}") in lines[-1]:
-            facts.append((f"{name} since the last start", f"{lines[-1][key]:,.0f}", False))
+        if lines and (number := lines[-1].get(f"data/{name}")):
+            facts.append((f"{name} since the last start", f"{number:,.0f}", False))
     if run.num_redone:
         facts.append(("steps repeated after a resume", str(run.num_redone), False))
     return facts
@@ -162,7 +192,8 @@ def _version(line: Line) -> int:
     return int(line.get("eval/policy_version", line["step"]))
 
 
-def _score_text(value: float | None, error: float) -> str:
+def score_text(value: float | None, error: float = math.nan) -> str:
+    """Return a score with its standard error; empty when it was not measured."""
     if value is None:
         return ""
     return f"{value:.3f}" if math.isnan(error) else f"{value:.3f} ± {error:.3f}"

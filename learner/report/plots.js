@@ -1,8 +1,13 @@
-// Draws each plot of the page from the JSON in front of it. Drag to zoom, double-click to zoom out.
+// Draws each plot of the page from the JSON in front of it, in light and dark. Drag to zoom, double-click to zoom out.
 "use strict";
 (() => {
-  const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const shown = [];
+  const root = document.documentElement, shown = [], prefersDark = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.style.colorScheme || (prefersDark.matches ? "dark" : "light")) === "dark";
+
+  function style(name) {  // a canvas needs the colour itself: the variable holds one for light and one for dark
+    root.style.outlineColor = `var(${name})`;
+    return getComputedStyle(root).outlineColor;
+  }
 
   function number(value) {
     if (value == null) return "";
@@ -19,6 +24,14 @@
     return [low - room, high + room];
   }
 
+  function shade(u, [low, high]) {
+    const { left, top, width, height } = u.bbox, bottom = top + height;
+    const at = (value, edge) => value == null ? edge : Math.min(bottom, Math.max(top, u.valToPos(value, "y", true)));
+    const upper = at(high, top);
+    u.ctx.fillStyle = style("--band");
+    u.ctx.fillRect(left, upper, width, at(low, bottom) - upper);
+  }
+
   function line(series, colour) {
     const entry = { label: series.label, stroke: colour, width: 1.6, spanGaps: true, points: { show: false },
                     value: (plot, value) => number(value) };
@@ -30,6 +43,7 @@
 
   function draw({ plot, card }) {
     card.replaceChildren();
+    card.classList.toggle("single", plot.series.length === 1);  // its title is its legend
     const axis = { stroke: style("--soft"), grid: { stroke: style("--line"), width: 1 }, ticks: { show: false } };
     let colour = -1;  // a faint curve shares the colour of the next one, its moving mean
     const series = plot.series.map((each, i) => {
@@ -45,17 +59,21 @@
       },
       axes: [{ ...axis, size: 30, ...whole },
              { ...axis, size: 56, values: (u, ticks) => ticks.map(number) }],
-      series: [{ label: plot.x_name, value: (u, value) => number(value) }, ...series],
+      series: [{ label: "step", value: (u, value) => number(value) }, ...series],
+      hooks: { drawClear: plot.band ? [u => shade(u, plot.band)] : [] },
     }, [plot.x, ...plot.series.map(each => each.values)], card);
   }
 
-  for (const source of document.querySelectorAll("script.plot")) {
-    const entry = { plot: JSON.parse(source.textContent), card: source.nextElementSibling };
-    shown.push(entry);
-    draw(entry);
+  const button = document.getElementById("dark");
+  function redraw() {
+    button.textContent = isDark() ? "light" : "dark";
+    shown.forEach(draw);
   }
-  const redraw = () => shown.forEach(draw);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  for (const source of document.querySelectorAll("script.plot"))
+    shown.push({ plot: JSON.parse(source.textContent), card: source.nextElementSibling });
+  redraw();
+  button.addEventListener("click", () => { root.style.colorScheme = isDark() ? "light" : "dark"; redraw(); });
+  prefersDark.addEventListener("change", redraw);
   let timer;
   addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(redraw, 150); });
 })();

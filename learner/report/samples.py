@@ -1,5 +1,8 @@
-"""Sample trajectories as text, in pieces: prompt, the model's words, observations."""
+"""What the policy says: groups of trained trajectories in pieces, and held-out answers first and last."""
 
+import operator
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -8,8 +11,14 @@ from typing import Literal
 import msgspec
 
 from learner.data.text_decoder import TextDecoder
+from learner.disk.answers import Answer, read_answers
 
 Author = Literal["prompt", "model", "observation"]
+Change = Literal["better", "worse", "equal"]
+
+_NUM_GROUPS = 6
+# Held-out prompts that are shown, of each kind.
+_SHOWN: dict[Change, int] = {"better": 2, "worse": 1, "equal": 1}
 
 
 class SampleLine(msgspec.Struct, frozen=True):
@@ -40,26 +49,68 @@ class ReadableSample:
     """A trajectory as text."""
 
     line: SampleLine
-    pieces: list[Piece]  # the conversation, in order
+    pieces: list[Piece]  # the conversation after the prompt, in order
 
 
-def read_samples(path: Path, tokenizer_dir: Path | None, num_samples: int, notes: list[str]) -> list[ReadableSample]:
-    """Return up to num_samples trajectories spread evenly over the run, oldest first; problems are added to notes."""
+@dataclass(frozen=True)
+class ReadableGroup:
+    """The recorded trajectories of one prompt in one step, best first."""
+
+    step: int
+    prompt: str
+    label: str
+    mean: float  # reward
+    samples: list[ReadableSample]
+
+
+@dataclass(frozen=True)
+class HeldOutPair:
+    """The greedy answers to one held-out prompt at two evaluations."""
+
+    change: Change  # of the reward
+    before: Answer
+    after: Answer
+
+
+def read_groups(path: Path, tokenizer_dir: Path | None, notes: list[str]) -> list[ReadableGroup]:
+    """Return up to six groups spread evenly over the run, oldest first, whole ones if there are some.
+
+    Problems are added to notes.
+    """
     if not path.exists():
         notes.append("samples.jsonl is missing: there are no trajectories to read.")
         return []
     decoder = TextDecoder(tokenizer_dir)
     if decoder.problem is not None:
         notes.append(decoder.problem)
-    samples = []
-    for text in _choose_lines(path, num_samples):
+    groups: dict[tuple[int, str], list[bytes]] = {}
+    for text in path.read_bytes().splitlines():
         try:
             line = msgspec.json.decode(text, type=SampleLine)
         except msgspec.DecodeError:
             notes.append("samples.jsonl has a broken line, left out (a kill cuts a line off).")
-            continue
-        samples.append(ReadableSample(line, split_text(line, decoder)))
-    return samples
+        else:
+            if groups and line.step < next(reversed(groups))[0]:  # steps that are repeated after a resume count once
+                groups = {key: texts for key, texts in groups.items() if key[0] < line.step}
+            groups.setdefault((line.step, line.group), []).append(text)
+    largest = max(map(len, groups.values()), default=0)
+    whole = [texts for texts in groups.values() if len(texts) == largest]
+    spread = sorted({round(i * (len(whole) - 1) / (_NUM_GROUPS - 1)) for i in range(_NUM_GROUPS)}) if whole else []
+    return [_read_group(whole[index], decoder) for index in spread]
+
+
+def pair_answers(path: Path, first: int, last: int) -> tuple[Counter[Change], list[HeldOutPair]]:
+    """Return how many greedy answers changed from the first to the last evaluation, and some of them.
+
+    The prompts that are shown are the first of each kind. Without two evaluations there are none.
+    """
+    if first == last or not path.exists():
+        return Counter(), []
+    read = read_answers(path, {first, last})
+    before, after = ({each.uid: each for each in read[step] if each.is_greedy} for step in (first, last))
+    pairs = [HeldOutPair(_change(before[uid], after[uid]), before[uid], after[uid]) for uid in before if uid in after]
+    shown = [pair for change, most in _SHOWN.items() for pair in [p for p in pairs if p.change == change][:most]]
+    return Counter(pair.change for pair in pairs), shown
 
 
 def split_text(line: SampleLine, decoder: TextDecoder) -> list[Piece]:
@@ -70,17 +121,26 @@ def split_text(line: SampleLine, decoder: TextDecoder) -> list[Piece]:
     ]
     runs = [(author, len(list(run))) for author, run in groupby(authors)]
     texts = decoder.texts(line.tokens, list(accumulate(length for _, length in runs)))
-    return [Piece(author, _visible(text)) for (author, _), text in zip(runs, texts, strict=True)]
+    return [Piece(author, visible(text)) for (author, _), text in zip(runs, texts, strict=True)]
 
 
-def _choose_lines(path: Path, num: int) -> list[bytes]:
-    """Return lines spread evenly over the file, with the first and the last."""
-    lines = path.read_bytes().splitlines()
-    return (
-        [lines[i] for i in sorted({round(i * (len(lines) - 1) / max(1, num - 1)) for i in range(num)})] if lines else []
-    )
-
-
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
     """Return text with control characters as visible symbols: HTML does not allow most of them."""
     return "".join(chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else c for c in text)
+
+
+def _read_group(texts: Sequence[bytes], decoder: TextDecoder) -> ReadableGroup:
+    decoded = [msgspec.json.decode(text, type=SampleLine) for text in texts]
+    lines = sorted(decoded, key=operator.attrgetter("reward"), reverse=True)
+    pieces = [split_text(line, decoder) for line in lines]
+    prompt = "".join(piece.text for piece in pieces[0] if piece.author == "prompt")
+    samples = [
+        ReadableSample(line, [piece for piece in parts if piece.author != "prompt"])
+        for line, parts in zip(lines, pieces, strict=True)
+    ]
+    mean = sum(line.reward for line in lines) / len(lines)
+    return ReadableGroup(lines[0].step, prompt, lines[0].label, mean, samples)
+
+
+def _change(before: Answer, after: Answer) -> Change:
+    return "better" if after.reward > before.reward else "worse" if after.reward < before.reward else "equal"

@@ -1,6 +1,6 @@
-"""Writes a run's report.html: one file that opens without a network. `sluice report RUN_DIR`.
+"""Writes a run's report.html, or a page that compares runs: files that open without a network.
 
-The run may be finished, running, killed or empty.
+A run may be finished, running, killed or empty.
 """
 
 import argparse
@@ -9,21 +9,22 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from learner.live.alarms import alarms_of
+from learner.live.panel import describe_slowness, step_times
+from learner.report.compare import compare_runs
 from learner.report.facts import RunFacts, read_run, settings_table
-from learner.report.headline import make_headline
-from learner.report.plots import metric_plots, not_measured, reward_plot
-from learner.report.samples import read_samples
+from learner.report.headline import compared_steps, make_headline
+from learner.report.plots import metric_plots, not_measured, outside_band, reward_plot
+from learner.report.samples import pair_answers, read_groups, visible
 from protocol.disk.files import replacing
 from protocol.errors import OperatorError
 
-_NUM_SAMPLES = 10
 _FOLDER = Path(__file__).parent
 
 
@@ -33,44 +34,79 @@ def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
     tokenizer_dir: folder with tokenizer.json; None: policy.model of the run's settings, where that is a folder.
     Raises: OperatorError when run_folder is not a folder or cannot be written.
     """
-    if not run_folder.is_dir():
-        raise OperatorError(f"{run_folder} is not a folder. Give a run's folder, such as runs/NAME.")
-    run = read_run(run_folder)
+    run = _read(run_folder)
     notes = list(run.notes)
-    samples = read_samples(run_folder / "samples.jsonl", tokenizer_dir or _model_folder(run), _NUM_SAMPLES, notes)
-    scripts = [_asset("uplot/uPlot.iife.min.js"), _asset("plots.js")]
-    page = _template().render(
+    groups = read_groups(run_folder / "samples.jsonl", tokenizer_dir or _model_folder(run), notes)
+    steps = compared_steps(run.lines)
+    changes, pairs = pair_answers(run_folder / "evaluations.jsonl", *steps)
+    times = [step_times(line) for line in run.lines if "time/wait_s" in line]
+    outside, num_checked = outside_band(run.lines)
+    page = _render(
+        "page.html.j2",
         run=run,
-        written_at=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         headline=make_headline(run),
         alarms=alarms_of(run.lines, run.settings.health) if run.settings else [],
+        outside=outside,
+        num_checked=num_checked,
         reward=reward_plot(run.lines),
-        metrics=metric_plots(run.lines, _unused_endpoints(run)),
+        curves=metric_plots(run.lines, _unused_endpoints(run)),
         not_measured=not_measured(run.lines),
-        samples=samples,
+        groups=groups,
+        changes=changes,
+        pairs=pairs,
+        steps=steps,
+        slowness=describe_slowness(times),
+        shares=_shares(times),
         settings=settings_table(run.settings) if run.settings else [],
         notes=notes,
-        style=_asset("uplot/uPlot.min.css"),
-        scripts=scripts,
-        script_digests=[_csp_digest(script) for script in scripts],
     )
     return _write(run_folder / "report.html", page)
 
 
+def write_comparison(run_folders: Sequence[Path]) -> Path:
+    """Write a page that compares runs next to the first run's folder, and return its path.
+
+    Raises: OperatorError when one of them is not a folder, or the page cannot be written.
+    """
+    runs = [_read(folder) for folder in run_folders]
+    comparison = compare_runs(runs)
+    name = "_".join(comparison.names).replace("/", "_")[:200]
+    return _write(run_folders[0].resolve().parent / f"{name}.html", _render("compare.html.j2", comparison=comparison))
+
+
 def main(arguments: Sequence[str]) -> int:
     """Return the command's exit status."""
-    parser = argparse.ArgumentParser(prog="sluice report", description="Writes a run's report.html.")
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run's folder, such as runs/quickstart")
+    parser = argparse.ArgumentParser(
+        prog="sluice report", description="Writes a run's report.html; of several runs, a page that compares them."
+    )
+    parser.add_argument(
+        "run_dirs", type=Path, metavar="RUN_DIR", nargs="+", help="a run's folder, such as runs/quickstart"
+    )
     parser.add_argument(
         "--tokenizer", type=Path, metavar="DIR", help="folder with tokenizer.json (default: the run's policy.model)"
     )
     options = parser.parse_args(arguments)
+    folders = options.run_dirs
     try:
-        print(write_report(options.run_dir, options.tokenizer))
+        print(write_report(folders[0], options.tokenizer) if len(folders) == 1 else write_comparison(folders))
     except OperatorError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _read(folder: Path) -> RunFacts:
+    if not folder.is_dir():
+        raise OperatorError(f"{folder} is not a folder. Give a run's folder, such as runs/NAME.")
+    return read_run(folder)
+
+
+def _shares(times: Sequence[Mapping[str, float]]) -> list[tuple[str, float]]:
+    """Return (part, share) of the measured time, largest first."""
+    totals = {key: sum(each[key] for each in times) for key in (times[0] if times else ())}
+    whole = sum(totals.values())
+    names = {"time/wait_s": "waiting for data", "time/train_s": "training", "time/push_s": "pushing weights"}
+    return sorted(((names[key], total / whole) for key, total in totals.items() if whole), key=lambda each: -each[1])
 
 
 def _model_folder(run: RunFacts) -> Path | None:
@@ -92,7 +128,7 @@ def _csp_digest(script: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-def _template() -> Template:
+def _render(name: str, **values: object) -> str:
     # Everything that came from a model, a data set or another process is escaped: autoescape, and no |safe anywhere.
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
@@ -101,7 +137,15 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html.j2")
+    environment.filters["visible"] = visible
+    scripts = [_asset("uplot/uPlot.iife.min.js"), _asset("plots.js")]
+    return environment.get_template(name).render(
+        **values,
+        written_at=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+        style=_asset("uplot/uPlot.min.css"),
+        scripts=scripts,
+        script_digests=[_csp_digest(script) for script in scripts],
+    )
 
 
 def _write(path: Path, page: str) -> Path:

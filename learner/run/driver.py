@@ -77,7 +77,7 @@ def drive(checked: CheckedRun) -> int:
         ray_door.connect(cluster),
         stop_signals() as stop,  # after Ray, which takes SIGTERM for itself when it connects
         LiveView(settings.run.max_steps) as view,
-        contextlib.closing(MetricsPages(settings, start, view)) as pages,
+        contextlib.closing(MetricsPages(settings, start, view, checked.model)) as pages,
     ):
         for notice in checked.notices:
             view.message(notice, "INFO")
@@ -99,11 +99,11 @@ def drive(checked: CheckedRun) -> int:
             _end_failed(checked, progress, view, error)
             raise
     report = write_report(start.folder, checked.model)
-    for line in describe_result(start.folder):
-        say(line)
     is_stopped = stop.is_set() and last_step < max(1, settings.run.max_steps)
     again = " Give the same command again to resume." if is_stopped else ""
     say(f"{ended}{again} Run folder: {start.folder}. Report: {report}.{pages.where}")
+    for line in describe_result(start.folder):
+        say(line)
     return _INTERRUPTED if is_stopped and stop.is_by_user else 0
 
 
@@ -114,7 +114,12 @@ def describe_result(folder: "Path") -> list[str]:
     model = folder / CHECKPOINTS / "latest" / "model"
     if not model.is_dir():
         return lines
-    return [*lines, f"Model: {model}", f"Next: sluice report {folder}; sluice audit {folder}; sluice eval {folder} SET"]
+    return [
+        *lines,
+        f"Model: {model}",
+        "Next:",
+        *(f"  sluice {verb}" for verb in (f"audit {folder}", f"eval {folder} SET", f"report {folder} OTHER_RUN")),
+    ]
 
 
 def _check_cluster(settings: Settings, checked: CheckedRun, sizes: Sizes, view: LiveView) -> None:

@@ -1,47 +1,87 @@
-"""Receivers of metrics besides the view: health alarms, and the run's page at Weights & Biases."""
+"""Receivers of metrics besides the view: health alarms, the report, Weights & Biases and TensorBoard."""
 
+import threading
 import time
+from pathlib import Path
+from typing import Protocol
 
+from learner.disk.run_folder import main_set
 from learner.live.alarms import HealthWatch
+from learner.live.tensorboard_log import TensorboardLog
 from learner.live.view import LiveView
 from learner.live.wandb_log import WandbLog
+from learner.report.write import write_report
 from learner.run.start import RunStart
 from protocol.settings.settings import Settings
+
+_REPORT_S = 60.0
+
+
+class Page(Protocol):
+    """A place outside of the run folder's own files that shows metrics."""
+
+    @property
+    def where(self) -> str:
+        """A sentence with its place; empty while there is none."""
+
+    def log(self, line: dict[str, float]) -> None: ...
+
+    def alert(self, title: str, text: str) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class MetricsPages:
     """Call order: open, record for each line, close."""
 
-    def __init__(self, settings: Settings, start: RunStart, view: LiveView) -> None:
+    def __init__(self, settings: Settings, start: RunStart, view: LiveView, model: Path) -> None:
+        """model: folder with the tokenizer of the report's samples."""
         self._settings = settings
         self._start = start
         self._view = view
+        self._model = model
         self._health = HealthWatch(settings.health)
         self._started_at = time.time()
-        self._wandb: WandbLog | None = None
+        self._pages: list[Page] = []
+        self._report: threading.Thread | None = None
 
     @property
     def where(self) -> str:
-        """The page's address, as a sentence to follow another; empty without a page."""
-        return "" if self._wandb is None else f" {self._wandb.where}"
+        """The pages' places, as sentences to follow another; empty without a page."""
+        return "".join(f" {page.where}" for page in self._pages)
 
     def open(self) -> None:
-        """Begin the page, or continue the one in the run folder."""
-        if (project := self._settings.report.wandb_project) is not None:
+        """Begin the pages, or continue those of the run folder."""
+        report, folder = self._settings.report, self._start.folder
+        if report.wandb_project is not None:
             given = self._settings.model_dump(mode="json")
-            self._wandb = WandbLog(project, self._start.run_id, given, self._start.folder)
+            self._pages.append(WandbLog(report.wandb_project, self._start.run_id, given, folder))
+        if report.tensorboard:
+            self._pages.append(TensorboardLog(folder))
 
     def record(self, line: dict[str, float]) -> None:
-        """Send a line of metrics to the page and raise its alarms."""
-        if self._wandb is not None:
-            self._wandb.log(line)
-        for alarm in self._health.take(line) if "policy/loss" in line else ():
-            if line.get("at_s", self._started_at) < self._started_at:
-                continue  # an earlier start raised it
+        """Send a line of metrics to the pages, raise its alarms, and write the report after an evaluation."""
+        for page in self._pages:
+            page.log(line)
+        is_old = line.get("at_s", self._started_at) < self._started_at  # an earlier start has raised its alarms
+        alarms = self._health.take(line) if "policy/loss" in line else []
+        for alarm in [] if is_old else alarms:
             self._view.message(f"Alarm at step {line['step']:.0f}: {alarm.text}")
-            if self._wandb is not None:
-                self._wandb.alert(f"{alarm.name} at step {line['step']:.0f}", alarm.text)
+            for page in self._pages:
+                page.alert(f"{alarm.name} at step {line['step']:.0f}", alarm.text)
+        is_free = self._report is None or not self._report.is_alive()
+        if main_set(line) and not is_old and is_free:
+            self._report = threading.Thread(target=self._write_report, name="report", daemon=True)
+            self._report.start()
 
     def close(self) -> None:
-        if self._wandb is not None:
-            self._wandb.close()
+        if self._report is not None:
+            self._report.join(_REPORT_S)
+        for page in self._pages:
+            page.close()
+
+    def _write_report(self) -> None:
+        try:
+            write_report(self._start.folder, self._model)
+        except Exception as error:  # the run continues without it; the end writes another
+            self._view.message(f"report.html could not be written: {error}")

@@ -3,9 +3,11 @@
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import sys
 import termios
+import textwrap
 import threading
 from collections.abc import Iterator
 
@@ -54,7 +56,13 @@ def leave_closed_terminal() -> None:
 
 
 def say(text: str) -> None:
-    """Print a line at once. The command continues without a reader: its results are in the run folder."""
+    """Print a line at once, on a terminal without a word that is broken over two lines.
+
+    The command continues without a reader: its results are in the run folder.
+    """
+    if sys.stdout.isatty():
+        columns = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, columns, break_long_words=False, break_on_hyphens=False)
     try:
         print(text, flush=True)
     except OSError:

@@ -61,6 +61,7 @@ _ELSEWHERE = {
     "run.resume": "resume_from_checkpoint",
     "eval.every_steps": "eval_steps test_freq eval.interval",
     "report.wandb_project": "wandb use_wandb project project_name",
+    "report.tensorboard": "tensorboard use_tensorboard",
     "filter.dynamic_sampling": "filter_groups dynamic_filtering",
     "learner.max_staleness": "max_async_level max_off_policy_steps staleness_threshold",
     "policy.lora.rank": "lora_r lora_rank",
@@ -92,7 +93,7 @@ for _names, _change in {
     ),
     "eval_strategy do_eval": "Set eval.every_steps; 0: no evaluation.",
     "val_before_train eval_on_start": "Set eval.before to true or false.",
-    "report_to logger": "Set report.wandb_project for Weights & Biases.",
+    "report_to logger": "Set report.wandb_project for Weights & Biases, report.tensorboard for TensorBoard.",
     "colocate_all_models vllm_mode": "Set placement.devices to shared or split.",
 }.items():
     _OTHERWISE |= dict.fromkeys(_names.split(), _change)

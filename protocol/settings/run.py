@@ -85,4 +85,9 @@ class WeightsSettings(Section):
 
 class ReportSettings(Section):
     wandb_project: str | None = Field(None, description="Weights & Biases project; WANDB_MODE=offline works.")
-    samples_per_step: Count = Field(1, description="Trajectories per step kept readable for report.html.")
+    tensorboard: bool = Field(
+        False, description="Event files for TensorBoard in the run folder; needs the package tensorboard."
+    )
+    samples_per_step: Count = Field(
+        1, description="Trajectories per step in samples.jsonl, and a whole group twenty times a run; 0: none."
+    )

@@ -17,6 +17,7 @@ from learner.disk.old_metrics import with_present_names
 from learner.disk.run_folder import parse_metrics_line
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
+from protocol.wire.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,14 @@ class StepLine:
 class RunRecord:
     """Appends lines to files of `folder` and flushes each: a killed run leaves whole lines."""
 
-    def __init__(self, folder: Path, samples_per_step: int, decoder: TextDecoder | None = None) -> None:
+    def __init__(
+        self, folder: Path, samples_per_step: int, decoder: TextDecoder | None = None, group_every: int = 0
+    ) -> None:
+        """group_every: steps from one whole group in samples.jsonl to the next; 0: none."""
         self.folder = folder
         self.decoder = decoder or TextDecoder()
         self._samples_per_step = samples_per_step
+        self._group_every = group_every
         self._started = time.monotonic()
         self._last_step_at = self._started
 
@@ -78,9 +83,7 @@ class RunRecord:
     def write_samples(self, batch: StepBatch) -> None:
         """Append samples of a step: text to read, and token ids with their mask."""
         labels = {group.name: group.prompt.label_text for group in batch.groups}
-        for trajectory in batch.trajectories[:: max(1, len(batch.trajectories) // max(1, self._samples_per_step))][
-            : self._samples_per_step
-        ]:
+        for trajectory in self._chosen(batch):
             facts = trajectory.facts
             tokens = trajectory.tokens.tolist()
             prompt, response = self.decoder.texts(tokens, (facts.num_prompt_tokens, len(tokens)))
@@ -101,6 +104,14 @@ class RunRecord:
                     "loss_mask": trajectory.loss_mask.tolist(),
                 },
             )
+
+    def _chosen(self, batch: StepBatch) -> list[Trajectory]:
+        """Return samples spread over the step; in the first step and each group_every-th also the first group."""
+        all_of_step, num = batch.trajectories, self._samples_per_step
+        chosen = set(range(0, len(all_of_step), max(1, len(all_of_step) // num))[:num]) if num else set()
+        if chosen and self._group_every and (batch.step == 1 or batch.step % self._group_every == 0):
+            chosen |= {i for i, each in enumerate(all_of_step) if each.facts.group == all_of_step[0].facts.group}
+        return [all_of_step[index] for index in sorted(chosen)]
 
     def write_answers(self, lines: Sequence[Mapping[str, object]]) -> None:
         """Append an evaluation's answers. If a start repeats an evaluation, the last answers count."""

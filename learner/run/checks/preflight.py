@@ -20,6 +20,7 @@ from learner.disk.model_folder import (
     read_vocab_size,
 )
 from learner.disk.run_folder import SETTINGS
+from learner.live.tensorboard_log import import_writer
 from learner.plan.memory import read_sizes
 from learner.plan.needs import needs_of
 from learner.run.checks.disk import check_disk
@@ -58,6 +59,8 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
     check_other_models(settings)
     demonstrations = check_warm_start(settings)
     check_user_code(settings)
+    if settings.report.tensorboard:
+        import_writer()
     check_positions(model, settings)
     check_engine_args(settings)
     check_logit_bias(model, settings)

@@ -118,7 +118,7 @@ def _panel(num_messages: int = 0) -> str:
         "slow       80% of the last 4 steps waited for generation: add servers or shorten answers",
         "ended after 0:00",
         "0.700 sampled, 0.875 greedy, at step 5, scoring 10/64",
-        "mean 0.50",
+        "staleness mean 0.50, max 1",
         "12/16 groups, 3 ready",
         "2 retried, 1 skipped",
         "failed:retriever 17",

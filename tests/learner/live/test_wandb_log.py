@@ -1,5 +1,6 @@
 """Weights & Biases for real, offline; and what a run notices when it fails: one warning."""
 
+import json
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ for step in range(3):
     log.log({"step": step, "reward_mean": step / 2, "at_s": time.time()})
 log.log({"step": 3, "of_a_known_step": 1, "at_s": 1.0})
 log.log({"step": 4, "of_a_line_that_was_held_back": 1, "at_s": 1.0})
-
+log.log({"step": 5, "eval/step": 4, "eval/held_out/reward": 1.0, "at_s": time.time()})
 log.close()
 print(log.where)
 """
@@ -32,7 +33,9 @@ def _record(folder: Path, **environment: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
 
 
-def test_wandb_log_writes_an_offline_run_that_a_second_start_goes_on_with(tmp_path: Path) -> None:
+def test_wandb_log_writes_an_offline_run_with_answers_that_a_second_start_goes_on_with(tmp_path: Path) -> None:
+    answer = {"step": 4, "uid": "q", "reward": 1.0, "prompt": "Who?", "label": "me", "response": "I", "is_greedy": True}
+    (tmp_path / "evaluations.jsonl").write_text(json.dumps(answer))
     first = _record(tmp_path, WANDB_MODE="offline")
     run_id = (tmp_path / "wandb_run_id").read_text()
     (tmp_path / "metrics.jsonl").write_text('{"step": 3}\n')
@@ -45,6 +48,8 @@ def test_wandb_log_writes_an_offline_run_that_a_second_start_goes_on_with(tmp_pa
         f"Weights & Biases page, kept here; send it with: wandb sync {max(tmp_path.glob('wandb/offline-run-*'))}\n"
     )
     assert b"reward_mean" in files[0].read_bytes()
+    table = json.loads(next(tmp_path.glob("wandb/offline-run-*/files/media/table/eval/*.json")).read_text())
+    assert table["data"] == [[4, "Who?", "me", "I", 1.0, True]]
     newest = max(files).read_bytes()
     assert b"of_a_line_that_was_held_back" in newest
     assert b"of_a_known_step" not in newest

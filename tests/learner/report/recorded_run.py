@@ -39,11 +39,12 @@ def record_run(folder: Path, num_steps: int, groups_per_step: int = 2, group_siz
     )
     save_settings(settings, folder / "settings.yaml")
     tokenizer = save_tokenizer(folder.parent / "model")
-    ledger, record = Ledger(folder / "ledger.sqlite"), RunRecord(folder, samples_per_step=1)
+    ledger, record = Ledger(folder / "ledger.sqlite"), RunRecord(folder, samples_per_step=1, group_every=num_steps)
     ledger.begin_incarnation(0)
     began = time.time() - 2.0 * num_steps
     if num_steps:
         record.write_line(record.stamp(0, 0, _scores(0, 0.5, 0.5)))
+        record.write_answers([_answer(0, "a", 0.0, "guess"), _answer(0, "b", 1.0, "BY")])
     for step in range(1, num_steps + 1):
         trajectories = []
         for place in range(groups_per_step):
@@ -62,6 +63,7 @@ def record_run(folder: Path, num_steps: int, groups_per_step: int = 2, group_siz
         metrics |= {"data/retried": 0, "data/skipped": 1}
         if step == num_steps:
             metrics |= _scores(step, 1.0, 0.0)
+            record.write_answers([_answer(step, "a", 1.0, "<b>found</b>"), _answer(step, "b", 1.0, "BY")])
         record.write_line(record.stamp(step, step, {**batch.metrics(), **metrics}))
         record.write_samples(batch)
     ledger.lease("e0-bad", 0, "bad", 10**6, "rollout-0", 3)
@@ -128,3 +130,9 @@ def _scores(step: int, reward: float, error: float) -> dict[str, float]:
     figures = {"reward": reward, "reward_error": error, "greedy": 1.0, "greedy_error": 0.0, "num_prompts": 2.0}
     means: dict[str, float] = {"eval/step": step, "eval/policy_version": step}
     return means | {f"eval/held_out/{name}": value for name, value in figures.items()}
+
+
+def _answer(step: int, uid: str, reward: float, response: str) -> dict[str, object]:
+    """Return a greedy answer of an evaluation."""
+    texts = {"prompt": f"Question {uid}?", "response": response, "label": f"right {uid}"}
+    return {"step": step, "set": "held_out", "uid": uid, "sample": 1, "is_greedy": True, "reward": reward, **texts}

@@ -53,6 +53,36 @@ def test_report_says_what_the_warm_start_had_reached_and_what_rl_added(folder: P
     assert "after the warm start, before RL after 3 steps of RL" in text
 
 
+def test_report_answers_four_questions_and_each_has_its_section(folder: Path) -> None:
+    page = _page(folder)
+    assert re.findall(r'<h2 id="(\w+)">(.*?)</h2>', page) == [
+        ("learning", "Is it learning?"),
+        ("healthy", "Is it healthy?"),
+        ("says", "What does it say?"),
+        ("slow", "Why is it slow?"),
+    ]
+    answers = _text(page[page.index('<div class="answers">') : page.index("<h2 id=")])
+    assert answers == (
+        "Is it learning? Not shown: held-out score (greedy) 1.000 → 1.000, less than two standard errors. "
+        "Is it healthy? No alarm. 1 of 1 figures are in their usual range. "
+        "What does it say? Greedy answers: 1 of 2 better, 0 worse. "
+        "Why is it slow? 62% of the last 3 steps was training: add ranks, or raise learner.micro_batch_tokens."
+    )
+
+
+def test_report_shows_the_same_held_out_prompt_first_and_last_with_its_label(folder: Path) -> None:
+    text = _text(_page(folder))
+    assert "better label: right a reward 0 → 1 Question a? step 0 guess step 3 &lt;b&gt;found&lt;/b&gt;" in text
+
+
+def test_report_shows_a_whole_group_best_first(folder: Path) -> None:
+    group = _text(_page(folder)).split("Step 3, mean reward 0.5")[1]
+    assert re.findall(r"reward (\d), ended by answer, 43 tokens, staleness (\d)", group) == [
+        *(("1", "1"), ("1", "1")),
+        *(("0", "0"), ("0", "0")),
+    ]
+
+
 def test_report_names_the_weights_that_an_evaluation_scored_when_a_later_step_reports_it(folder: Path) -> None:
     path = folder / "metrics.jsonl"
     path.write_text(path.read_text().replace('"eval/policy_version": 3', '"eval/policy_version": 2'))
@@ -95,27 +125,29 @@ def test_report_loads_nothing_and_runs_our_two_scripts_alone_whatever_a_trajecto
     assert policy is not None
     assert html.unescape(policy[1]).split() == [f"'sha256-{digest}'" for digest in digests]
     assert len(digests) == 2
-    assert not {"src", "href", "onload", "onclick"} & set(tags.attributes)
+    assert not {"src", "onload", "onclick"} & set(tags.attributes)
+    assert set(re.findall(r'href="(.)', page)) == {"#"}
     assert "&lt;script&gt;alert(1)&lt;/script&gt; code BY" in page
     assert "reward: &lt;i&gt;timeout&lt;/i&gt;" in page
 
 
 def test_report_sets_prompt_model_and_observation_apart(folder: Path) -> None:
     page = _page(folder)
-    pieces = re.findall(r'<span class="piece (\w+)">(.*?)</span>', page)[:4]
+    assert '<div class="text mono prompt">What is the code of &lt;b&gt;Belarus&lt;/b&gt;?</div>' in page
+    pieces = re.findall(r'<span class="piece (\w+)">(.*?)</span>', page)[:3]
     assert pieces == [
-        ("prompt", "What is the code of &lt;b&gt;Belarus&lt;/b&gt;?"),
         ("model", "&lt;search&gt;Belarus&lt;/search&gt;"),
         ("observation", "&lt;script&gt;alert(1)&lt;/script&gt; code BY"),
         ("model", "&lt;answer&gt;BY&lt;/answer&gt;"),
     ]
 
 
-def test_report_lists_skipped_prompts_and_marks_changed_settings(folder: Path) -> None:
+def test_report_lists_skipped_prompts_and_changed_settings_first(folder: Path) -> None:
     page = _page(folder)
-    assert "<td>1</td><td>reward: &lt;i&gt;timeout&lt;/i&gt;</td>" in page
-    assert '<tr class="changed"><td>run.max_steps</td><td>3</td></tr>' in page
-    assert "<tr><td>learner.lr</td>" in page
+    assert "1 reward: &lt;i&gt;timeout&lt;/i&gt;" in _text(page)
+    changed, defaults = page.split("differ from their default")[1].split("have their default")
+    assert "<tr><td>run.max_steps</td><td>3</td></tr>" in changed
+    assert "<tr><td>learner.lr</td>" in defaults
 
 
 def test_report_shows_no_password_of_a_url(folder: Path) -> None:
@@ -184,7 +216,7 @@ def test_report_shows_token_ids_when_the_tokenizer_is_not_there(folder: Path) ->
     page = write_report(folder, folder / "nowhere").read_text(encoding="utf-8")
     first = json.loads((folder / "samples.jsonl").read_text().splitlines()[0])
     assert "tokenizer.json is not there: trajectories are shown as token ids." in page
-    assert f'<span class="piece prompt">{first["tokens"][0]} {first["tokens"][1]} ' in page
+    assert f'<div class="text mono prompt">{first["tokens"][0]} {first["tokens"][1]} ' in page
 
 
 def test_steps_taken_again_after_a_resume_count_once(folder: Path) -> None:
@@ -198,6 +230,21 @@ def test_steps_taken_again_after_a_resume_count_once(folder: Path) -> None:
 def test_report_command_prints_the_path(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(folder), "--tokenizer", str(folder.parent / "model")]) == 0
     assert capsys.readouterr().out == f"{folder / 'report.html'}\n"
+
+
+def test_comparison_has_the_scores_the_settings_that_differ_and_both_curves(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = folder.parent / "longer"
+    other.mkdir()
+    record_run(other, num_steps=5, group_size=2)
+    assert main([str(folder), str(other)]) == 0
+    path = folder.parent / "short_longer.html"
+    assert capsys.readouterr().out == f"{path}\n"
+    text = _text(path.read_text(encoding="utf-8"))
+    assert "short 3 eval/held_out/reward 0.500 ± 0.500 1.000 ± 0.000 1.000 ± 0.000 3 1.000" in text
+    assert "setting short longer run.max_steps 3 5 rollout.group_size 4 2 Curves" in text
+    assert re.findall(r'"label":"(\w+)"', path.read_text())[:2] == ["short", "longer"]
 
 
 def test_report_command_refuses_what_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,7 +110,8 @@ def test_result_has_the_first_and_the_last_score_and_the_newest_model(tmp_path: 
     (tmp_path / "checkpoints" / "latest" / "model").mkdir(parents=True)
     assert driver.describe_result(tmp_path)[1:] == [
         f"Model: {tmp_path}/checkpoints/latest/model",
-        f"Next: sluice report {tmp_path}; sluice audit {tmp_path}; sluice eval {tmp_path} SET",
+        "Next:",
+        *(f"  sluice {verb}" for verb in (f"audit {tmp_path}", f"eval {tmp_path} SET", f"report {tmp_path} OTHER_RUN")),
     ]
 
 

@@ -1,0 +1,64 @@
+"""Writes a run's metrics lines for TensorBoard, when report.tensorboard is true."""
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import SettingsError
+
+_log = logging.getLogger("learner.live.tensorboard_log")
+_FOLDER = "tensorboard"
+
+
+class TensorboardLog:
+    """Event files in the run folder. A failed write is logged once, and ends them."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises: SettingsError when the package is missing."""
+        self.where = f"TensorBoard: tensorboard --logdir {folder / _FOLDER}"
+        self._started_at = time.time()
+        self._folder = folder / _FOLDER
+        self._open = import_writer()
+        self._writer: Any = None
+        self._has_failed = False
+
+    def log(self, line: Mapping[str, float]) -> None:
+        """Write a line of this start. It replaces the steps that an earlier start took from here on."""
+        if self._has_failed or line.get("at_s", self._started_at) < self._started_at:
+            return
+        step = int(line["step"])
+        try:
+            if self._writer is None:
+                self._writer = self._open(str(self._folder), purge_step=step)
+            for key, value in line.items():
+                self._writer.add_scalar(key, value, step, walltime=line.get("at_s"))
+        except Exception as error:  # the run continues without it
+            self._fail(error)
+
+    def alert(self, title: str, text: str) -> None:
+        """Write nothing: TensorBoard has no alerts."""
+
+    def close(self) -> None:
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        except Exception as error:  # the run has ended
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._has_failed, self._writer = True, None
+        _log.warning('tensorboard failed  last="%s" consequence="metrics are in metrics.jsonl only"', error)
+
+
+def import_writer() -> Any:
+    """Return the writer of event files. Raises: SettingsError when its package is missing."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise SettingsError(
+            f"settings: report.tensorboard is true, and its package cannot be imported ({error}). Install it with "
+            "pip install tensorboard, or set report.tensorboard to false."
+        ) from None
+    return SummaryWriter

@@ -1,0 +1,85 @@
+"""Several runs side by side: their scores, the settings that differ, and the same metrics as curves of one plot."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from learner.disk.run_folder import main_set
+from learner.report.facts import RunFacts, settings_table
+from learner.report.headline import Line, score_text
+from learner.report.plots import Plot, compared_plots
+
+# Settings that name a run and change nothing about it.
+_NAMES = ("run.name", "run.dir")
+_DATA = ("data.eval", "eval.num_prompts", "eval.samples")
+
+
+@dataclass(frozen=True)
+class RunScores:
+    """A run's row of the table of scores, as texts; empty where nothing was measured."""
+
+    name: str
+    steps: str
+    score: str  # name of the score
+    first: str
+    last: str
+    best: str
+    best_step: str
+    greedy: str  # last greedy score
+    speed: str  # median samples per second
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that the page shows."""
+
+    names: list[str]
+    scores: list[RunScores]
+    settings: list[tuple[str, list[str]]]  # (name, value in each run) of the settings that differ
+    notes: list[str]
+    plots: list[Plot]
+
+
+def compare_runs(runs: Sequence[RunFacts]) -> Comparison:
+    """Return the comparison. Runs with one name are numbered."""
+    names = _names(runs)
+    tables = [
+        {} if run.settings is None else {name: value for name, value, _ in settings_table(run.settings)} for run in runs
+    ]
+    known = dict.fromkeys(name for table in tables for name in table if name not in _NAMES)
+    rows = [(name, [table.get(name, "unknown") for table in tables]) for name in known]
+    differing = [(name, values) for name, values in rows if len(set(values)) > 1]
+    notes = [f"{name}: {note}" for name, run in zip(names, runs, strict=True) for note in run.notes]
+    if unlike := [name for name, _ in differing if name in _DATA]:
+        notes.append(f"Held-out scores are not of the same questions: {', '.join(unlike)} differ.")
+    plots = compared_plots({name: run.lines for name, run in zip(names, runs, strict=True)})
+    return Comparison(names, [_scores(*each) for each in zip(names, runs, strict=True)], differing, notes, plots)
+
+
+def _names(runs: Sequence[RunFacts]) -> list[str]:
+    names = [run.name for run in runs]
+    return names if len(set(names)) == len(names) else [f"{name} {index}" for index, name in enumerate(names, 1)]
+
+
+def _scores(name: str, run: RunFacts) -> RunScores:
+    steps = f"{run.lines[-1]['step']:.0f}" if run.lines else "0"
+    rates = sorted(line["perf/samples_per_s"] for line in run.lines if "perf/samples_per_s" in line)
+    speed = f"{rates[len(rates) // 2]:,.1f}" if rates else ""
+    scored = [line for line in run.lines if main_set(line)]
+    if not scored:
+        rewards = [line for line in run.lines if "reward/mean" in line]
+        return _row(name, steps, "reward/mean", rewards, speed)
+    return _row(name, steps, f"eval/{main_set(scored[-1])}/reward", scored, speed)
+
+
+def _row(name: str, steps: str, key: str, lines: Sequence[Line], speed: str) -> RunScores:
+    having = [line for line in lines if key in line]
+    if not having:
+        return RunScores(name, steps, key, "", "", "", "", "", speed)
+    best = max(having, key=lambda line: line[key])
+    first, last, top = (
+        score_text(line[key], line.get(f"{key}_error", math.nan)) for line in (having[0], having[-1], best)
+    )
+    greedy = having[-1].get(key.removesuffix("reward") + "greedy")
+    best_step = f"{best.get('eval/policy_version', best['step']):.0f}"
+    return RunScores(name, steps, key, first, last, top, best_step, score_text(greedy), speed)
