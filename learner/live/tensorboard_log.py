@@ -1,5 +1,6 @@
 """Writes a run's metrics lines for TensorBoard, when report.tensorboard is true."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -35,21 +36,16 @@ class TensorboardLog:
             for key, value in line.items():
                 self._writer.add_scalar(key, value, step, walltime=line.get("at_s"))
         except Exception as error:  # the run continues without it
-            self._fail(error)
+            self._has_failed = True
+            _log.warning('tensorboard failed  last="%s" consequence="metrics are in metrics.jsonl only"', error)
 
     def alert(self, title: str, text: str) -> None:
         """Write nothing: TensorBoard has no alerts."""
 
     def close(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the disk is full
             if self._writer is not None:
                 self._writer.close()
-        except Exception as error:  # the run has ended
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        self._has_failed, self._writer = True, None
-        _log.warning('tensorboard failed  last="%s" consequence="metrics are in metrics.jsonl only"', error)
 
 
 def import_writer() -> Any:

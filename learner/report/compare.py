@@ -6,27 +6,13 @@ from dataclasses import dataclass
 
 from learner.disk.run_folder import main_set
 from learner.report.facts import RunFacts, settings_table
-from learner.report.headline import Line, score_text
+from learner.report.headline import score_text
 from learner.report.plots import Plot, compared_plots
 
 # Settings that name a run and change nothing about it.
 _NAMES = ("run.name", "run.dir")
+COLUMNS = ("run", "steps", "score", "first", "last", "best", "at step", "last greedy", "samples/s")
 _DATA = ("data.eval", "eval.num_prompts", "eval.samples")
-
-
-@dataclass(frozen=True)
-class RunScores:
-    """A run's row of the table of scores, as texts; empty where nothing was measured."""
-
-    name: str
-    steps: str
-    score: str  # name of the score
-    first: str
-    last: str
-    best: str
-    best_step: str
-    greedy: str  # last greedy score
-    speed: str  # median samples per second
 
 
 @dataclass(frozen=True)
@@ -34,7 +20,7 @@ class Comparison:
     """Everything that the page shows."""
 
     names: list[str]
-    scores: list[RunScores]
+    scores: list[list[str]]  # a row of COLUMNS for each run; empty texts were not measured
     settings: list[tuple[str, list[str]]]  # (name, value in each run) of the settings that differ
     notes: list[str]
     plots: list[Plot]
@@ -61,25 +47,16 @@ def _names(runs: Sequence[RunFacts]) -> list[str]:
     return names if len(set(names)) == len(names) else [f"{name} {index}" for index, name in enumerate(names, 1)]
 
 
-def _scores(name: str, run: RunFacts) -> RunScores:
+def _scores(name: str, run: RunFacts) -> list[str]:
     steps = f"{run.lines[-1]['step']:.0f}" if run.lines else "0"
-    rates = sorted(line["perf/samples_per_s"] for line in run.lines if "perf/samples_per_s" in line)
-    speed = f"{rates[len(rates) // 2]:,.1f}" if rates else ""
     scored = [line for line in run.lines if main_set(line)]
-    if not scored:
-        rewards = [line for line in run.lines if "reward/mean" in line]
-        return _row(name, steps, "reward/mean", rewards, speed)
-    return _row(name, steps, f"eval/{main_set(scored[-1])}/reward", scored, speed)
-
-
-def _row(name: str, steps: str, key: str, lines: Sequence[Line], speed: str) -> RunScores:
-    having = [line for line in lines if key in line]
+    key = f"eval/{main_set(scored[-1])}/reward" if scored else "reward/mean"
+    having = [line for line in run.lines if key in line]
     if not having:
-        return RunScores(name, steps, key, "", "", "", "", "", speed)
+        return [name, steps, key, *[""] * (len(COLUMNS) - 3)]
     best = max(having, key=lambda line: line[key])
-    first, last, top = (
-        score_text(line[key], line.get(f"{key}_error", math.nan)) for line in (having[0], having[-1], best)
-    )
-    greedy = having[-1].get(key.removesuffix("reward") + "greedy")
+    scores = [score_text(line[key], line.get(f"{key}_error", math.nan)) for line in (having[0], having[-1], best)]
+    rates = sorted(line["perf/samples_per_s"] for line in run.lines if "perf/samples_per_s" in line)
+    greedy = score_text(having[-1].get(key.removesuffix("reward") + "greedy"))
     best_step = f"{best.get('eval/policy_version', best['step']):.0f}"
-    return RunScores(name, steps, key, first, last, top, best_step, score_text(greedy), speed)
+    return [name, steps, key, *scores, best_step, greedy, f"{rates[len(rates) // 2]:,.1f}" if rates else ""]

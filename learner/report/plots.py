@@ -18,50 +18,42 @@ _MAX_POINTS = 1000
 _MOVING_MEAN_STEPS = 20
 _NEWEST_STEPS = 10
 
-# Title, and the metrics of the plot with their labels.
-_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    ("Spread of rewards", (("reward/std", "standard deviation"),)),
-    ("Groups with equal rewards", (("reward/equal_group_share", "share"),)),
-    ("Preferred pairs (share)", (("preference/accuracy", "accuracy"),)),
-    ("Gains over the reference", (("preference/chosen", "chosen"), ("preference/rejected", "rejected"))),
-    ("Entropy (nats per token)", (("policy/entropy", "entropy"),)),
-    (
-        "KL to the sampling policy",
-        (("policy/kl_sampler", "all"), ("policy/kl_fresh", "fresh"), ("policy/kl_stale", "stale")),
-    ),
-    ("Ratio", (("policy/ratio_mean", "mean"),)),
-    ("Tokens of a ratio below 0.9 or above 1.1 (share)", (("policy/ratio_outside_share", "outside"),)),
-    ("Effective samples (share)", (("policy/effective_sample_share", "share"),)),
-    ("Largest difference of a logprob (nats)", (("policy/logprob_difference_max", "largest"),)),
-    ("Clipped tokens (share)", (("policy/clip_share", "clipped"),)),
-    ("Gradient norm", (("policy/grad_norm", "before clipping"),)),
-    ("Loss", (("policy/loss", "loss"),)),
-    ("Learning rate", (("policy/lr", "rate"),)),
-    ("Spread of advantages", (("policy/advantage_std", "standard deviation"),)),
-    (
-        "Response length (tokens)",
-        (("length/mean", "mean"), ("length/better", "better than average"), ("length/worse", "others")),
-    ),
-    ("Samples cut off (share)", (("length/truncated_share", "cut off"),)),
-    ("Turns", (("length/turns", "mean"),)),
-    ("Staleness (policy versions)", (("data/staleness_max", "max"), ("data/staleness_mean", "mean"))),
-    ("Seconds in a step", (("time/wait_s", "wait for data"), ("time/train_s", "train"), ("time/push_s", "push"))),
-    (
-        "Seconds in a push",
-        (
-            *(("time/push_wait_s", "wait for servers"), ("time/push_transfer_s", "transfer")),
-            ("time/push_pause_s", "servers paused"),
-        ),
-    ),
-    ("Samples trained per second", (("perf/samples_per_s", "samples/s"),)),
-    ("Model tokens trained per second", (("perf/tokens_per_s", "tokens/s"),)),
-    ("Share of the devices' peak", (("perf/mfu", "share"),)),
-    ("Window (groups)", (("data/window_used", "used"),)),
-    ("Prompts", (("data/retried", "retried"), ("data/skipped", "skipped"))),
-    ("Tokens trained so far", (("progress/tokens", "tokens"),)),
-    ("Passes over data.train", (("progress/epoch", "epochs"),)),
-    ("Groups filtered before a step", (("data/filtered_low", "too hard"), ("data/filtered_high", "too easy"))),
-)
+# Title of each plot: its metrics with their labels.
+_TABLE = """
+Spread of rewards: reward/std standard deviation
+Groups with equal rewards: reward/equal_group_share share
+Preferred pairs (share): preference/accuracy accuracy
+Gains over the reference: preference/chosen chosen, preference/rejected rejected
+Entropy (nats per token): policy/entropy entropy
+KL to the sampling policy: policy/kl_sampler all, policy/kl_fresh fresh, policy/kl_stale stale
+Ratio: policy/ratio_mean mean
+Ratios below 0.9 or above 1.1 (share): policy/ratio_outside_share outside
+Effective samples (share): policy/effective_sample_share share
+Largest difference of a logprob (nats): policy/logprob_difference_max largest
+Clipped tokens (share): policy/clip_share clipped
+Gradient norm: policy/grad_norm before clipping
+Loss: policy/loss loss
+Learning rate: policy/lr rate
+Spread of advantages: policy/advantage_std standard deviation
+Response length (tokens): length/mean mean, length/better better than average, length/worse others
+Samples cut off (share): length/truncated_share cut off
+Turns: length/turns mean
+Staleness (policy versions): data/staleness_max max, data/staleness_mean mean
+Seconds in a step: time/wait_s wait for data, time/train_s train, time/push_s push
+Seconds in a push: time/push_wait_s wait for servers, time/push_transfer_s transfer, time/push_pause_s servers paused
+Samples trained per second: perf/samples_per_s samples/s
+Model tokens trained per second: perf/tokens_per_s tokens/s
+Share of the devices' peak: perf/mfu share
+Window (groups): data/window_used used
+Prompts: data/retried retried, data/skipped skipped
+Tokens trained so far: progress/tokens tokens
+Passes over data.train: progress/epoch epochs
+Groups filtered before a step: data/filtered_low too hard, data/filtered_high too easy
+"""
+_CHARTS = [
+    (title, [member.partition(" ")[::2] for member in members.split(", ")])
+    for title, members in (line.split(": ") for line in _TABLE.strip().splitlines())
+]
 _PREFIXES = (("Parts of the reward", "reward/part/"), ("Logged by reward services", "reward/log/"))
 _MOST_PARTS = 6
 # Positions, clocks and counts: a curve of them is a straight line.
@@ -70,15 +62,6 @@ _NO_CURVE = {
     *("eval/failed", "eval/step", "eval/version_min", "eval/version_max", "data/num_trained_tokens"),
 }
 _NO_CURVE_ENDS = ("_error", "/num_prompts")  # shown as numbers next to their score
-_EXPECTED = (
-    "policy/loss",
-    "policy/grad_norm",
-    "policy/entropy",
-    "policy/kl_sampler",
-    "policy/ratio_mean",
-    "policy/clip_share",
-    "time/push_s",
-)
 # Usual range of a metric: (lowest, highest). docs/look_up/metrics.md has the same.
 HEALTHY: dict[str, tuple[float, float]] = {
     "reward/equal_group_share": (-inf, 0.5),
@@ -241,11 +224,6 @@ def compared_plots(runs: Mapping[str, Sequence[Line]]) -> list[Plot]:
     return plots
 
 
-def not_measured(lines: Sequence[Line]) -> list[str]:
-    """Return the usual metrics that no step has."""
-    return [key for key in _EXPECTED if lines and not any(key in line for line in lines)]
-
-
 def thin(lines: Sequence[Line]) -> list[dict[str, float]]:
     """Return at most 1,000 lines: each is the mean of neighbouring lines, at the last one's step."""
     size = max(1, -(-len(lines) // _MAX_POINTS))
@@ -260,7 +238,7 @@ def thin(lines: Sequence[Line]) -> list[dict[str, float]]:
 def _charts(lines: Sequence[Line], unused: Collection[str]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return title and measured members of each plot: those of _CHARTS, and one for each family or other metric."""
     keys = {key for line in lines for key in line}
-    charts: list[tuple[str, Sequence[tuple[str, str]]]] = []
+    charts: list[tuple[str, list[tuple[str, str]]]] = []
     left_out = {*_NO_CURVE, "reward/mean", *_score_keys(lines)}
     shown = {key for key in keys - left_out if not key.endswith(_NO_CURVE_ENDS)}
     sets = sorted({key.split("/")[1] for key in shown if key.startswith("eval/")})
@@ -270,7 +248,7 @@ def _charts(lines: Sequence[Line], unused: Collection[str]) -> list[tuple[str, l
         charts.append((f"{title}: {labels[0]}" if len(parts) == 1 else title, list(zip(parts, labels, strict=True))))
     charts += _CHARTS
     named = {key for _, members in charts for key, _ in members}
-    charts += [(key, ((key, key),)) for key in sorted(shown - named)]
+    charts += [(key, [(key, key)]) for key in sorted(shown - named)]
     measured = [(title, [member for member in members if member[0] in keys]) for title, members in charts]
     return [(title, members) for title, members in measured if members]
 

@@ -17,10 +17,10 @@ from markupsafe import Markup
 
 from learner.live.alarms import alarms_of
 from learner.live.panel import describe_slowness, step_times
-from learner.report.compare import compare_runs
+from learner.report.compare import COLUMNS, compare_runs
 from learner.report.facts import RunFacts, read_run, settings_table
 from learner.report.headline import compared_steps, make_headline
-from learner.report.plots import metric_plots, not_measured, outside_band, reward_plot
+from learner.report.plots import metric_plots, outside_band, reward_plot
 from learner.report.samples import pair_answers, read_groups, visible
 from protocol.disk.files import replacing
 from protocol.errors import OperatorError
@@ -50,7 +50,6 @@ def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
         num_checked=num_checked,
         reward=reward_plot(run.lines),
         curves=metric_plots(run.lines, _unused_endpoints(run)),
-        not_measured=not_measured(run.lines),
         groups=groups,
         changes=changes,
         pairs=pairs,
@@ -71,7 +70,10 @@ def write_comparison(run_folders: Sequence[Path]) -> Path:
     runs = [_read(folder) for folder in run_folders]
     comparison = compare_runs(runs)
     name = "_".join(comparison.names).replace("/", "_")[:200]
-    return _write(run_folders[0].resolve().parent / f"{name}.html", _render("compare.html.j2", comparison=comparison))
+    return _write(
+        run_folders[0].resolve().parent / f"{name}.html",
+        _render("compare.html.j2", comparison=comparison, columns=COLUMNS),
+    )
 
 
 def main(arguments: Sequence[str]) -> int:

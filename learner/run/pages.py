@@ -3,7 +3,6 @@
 import threading
 import time
 from pathlib import Path
-from typing import Protocol
 
 from learner.disk.run_folder import main_set
 from learner.live.alarms import HealthWatch
@@ -17,20 +16,6 @@ from protocol.settings.settings import Settings
 _REPORT_S = 60.0
 
 
-class Page(Protocol):
-    """A place outside of the run folder's own files that shows metrics."""
-
-    @property
-    def where(self) -> str:
-        """A sentence with its place; empty while there is none."""
-
-    def log(self, line: dict[str, float]) -> None: ...
-
-    def alert(self, title: str, text: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class MetricsPages:
     """Call order: open, record for each line, close."""
 
@@ -42,7 +27,7 @@ class MetricsPages:
         self._model = model
         self._health = HealthWatch(settings.health)
         self._started_at = time.time()
-        self._pages: list[Page] = []
+        self._pages: list[WandbLog | TensorboardLog] = []
         self._report: threading.Thread | None = None
 
     @property

@@ -156,13 +156,6 @@ def test_report_shows_no_password_of_a_url(folder: Path) -> None:
     assert "secret" not in page
 
 
-def test_report_names_metrics_that_were_not_measured(folder: Path) -> None:
-    assert (
-        "Not measured in this run: policy/grad_norm, policy/entropy, policy/kl_sampler, policy/ratio_mean, "
-        "policy/clip_share." in _page(folder)
-    )
-
-
 def test_report_flags_a_staleness_above_what_was_allowed(folder: Path) -> None:
     with sqlite3.connect(folder / "ledger.sqlite") as db:
         db.execute("UPDATE trajectories SET staleness = 5 WHERE step = 3")
