@@ -4,7 +4,6 @@ import threading
 import time
 from pathlib import Path
 
-from learner.disk.run_folder import main_set
 from learner.live.alarms import HealthWatch
 from learner.live.tensorboard_log import TensorboardLog
 from learner.live.view import LiveView
@@ -55,7 +54,7 @@ class MetricsPages:
             for page in self._pages:
                 page.alert(f"{alarm.name} at step {line['step']:.0f}", alarm.text)
         is_free = self._report is None or not self._report.is_alive()
-        if main_set(line) and not is_old and is_free:
+        if any(key.startswith("eval/") for key in line) and not is_old and is_free:
             self._report = threading.Thread(target=self._write_report, name="report", daemon=True)
             self._report.start()
 
