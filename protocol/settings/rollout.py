@@ -31,7 +31,9 @@ class RolloutSettings(Section):
     chat_template_kwargs: dict[str, Any] = Field(
         {}, description='Variables of the model\'s chat template, such as {"enable_thinking": false}.'
     )
-    max_turns: CountAboveZero = Field(4, description="Turns with a search or tool call, before the last turn.")
+    max_turns: CountAboveZero = Field(
+        4, description="Turns with a search or tool call, before the last turn. A class of yours must read it itself."
+    )
     max_response_tokens: CountAboveZero = Field(500, description="Longest policy message of one turn, in tokens.")
     max_observation_tokens: CountAboveZero = Field(
         500, description="Longest reply of the environment, in tokens; longer replies are cut."
