@@ -47,7 +47,7 @@ def plan_start(run: RunSettings, model_digest: str) -> RunStart:
     """Return the start of the run; changes nothing.
 
     auto: the newest valid checkpoint of this name. When that run is complete, a new run under the next free name, which
-    the same command resumes until it is complete. A path: that checkpoint; of another run: until this run has its own.
+    the same command resumes until it is complete. A path: that checkpoint, until this command has saved one.
     Raises: SettingsError for a checkpoint of another model, a path without a valid checkpoint, or resume=never on a
     folder that holds a run.
     """
@@ -60,18 +60,21 @@ def plan_start(run: RunSettings, model_digest: str) -> RunStart:
 def _choose(folder: Path, run: RunSettings, model_digest: str) -> RunStart:
     if run.resume not in ("auto", "never"):
         named = _of_model(open_checkpoint(Path(run.resume)), model_digest)
-        is_begun = not _is_of(folder, named) and _is_used(folder)
-        if is_begun and not _began_from(folder, named):
+        has_begun = _began_from(folder, named)
+        if not (has_begun or _is_of(folder, named)) and _is_used(folder):
             raise SettingsError(
                 f"settings: run.resume = {run.resume} is not a checkpoint of {folder}, which holds a run already: "
                 "their records would be mixed. Choose another run.name."
             )
-        own = newest_valid(folder / CHECKPOINTS) if is_begun else None
-        if own is not None and own.step >= run.max_steps:
+        own = newest_valid(folder / CHECKPOINTS) if has_begun else None
+        if own is None or (_is_of(folder, named) and own.step <= named.step):
+            return RunStart(folder, named, f"Resuming from {named.path}.{_set_aside_notice(folder, named)}")
+        if own.step >= run.max_steps:
             raise SettingsError(f"settings: {folder} is complete at step {own.step}. Choose another run.name.")
-        if own is not None:
-            return _resume(folder, _of_model(own, model_digest))
-        return RunStart(folder, named, f"Resuming from {named.path}.{_set_aside_notice(folder, named)}")
+        start = _resume(folder, _of_model(own, model_digest))
+        return replace(
+            start, notice=f"{start.notice} The last start began at run.resume; remove newer ones to go back."
+        )
     checkpoint = newest_valid(folder / CHECKPOINTS)
     if checkpoint is None and not (folder / LEDGER).exists():
         return RunStart(folder, None)
@@ -189,7 +192,7 @@ def _is_used(folder: Path) -> bool:
 
 
 def _began_from(folder: Path, checkpoint: Checkpoint) -> bool:
-    """Return whether the folder's last start resumed from this checkpoint of another run."""
+    """Return whether the command of the folder's last start named this checkpoint."""
     try:
         return Path(load_saved_settings(folder / SETTINGS).run.resume).resolve() == checkpoint.path
     except SettingsError:
@@ -236,7 +239,7 @@ def _go_back_to(checkpoint: Checkpoint, folder: Path) -> None:
     move_synced(aside_of(ledger), ledger)
     failpoint("run_folder.ledger_replaced")
     for name in RECORDS:
-        _cut_back(folder / name, checkpoint.step)
+        _cut_back(folder / name, checkpoint.step if _is_of(folder, checkpoint) else -1)
         failpoint("run_folder.record_cut")
     if checkpoint.run_id == folder.name and (checkpoint.path / WANDB_ID).exists() and not (folder / WANDB_ID).exists():
         copy_synced(checkpoint.path / WANDB_ID, folder / WANDB_ID)

@@ -168,14 +168,18 @@ def test_checkpoint_of_another_run_is_refused_in_a_used_folder(folder: Path, tmp
         plan_start(settings_of(folder, str(elsewhere)), "model-1")
 
 
-def test_run_that_began_from_another_runs_checkpoint_resumes_from_its_own_newest(tmp_path: Path) -> None:
-    folder, elsewhere = tmp_path / "runs" / "c", save(tmp_path / "runs" / "b", 4).path
-    run = settings_of(folder, str(elsewhere))
+@pytest.mark.parametrize("name", ["b", "c"])
+def test_command_that_names_a_checkpoint_resumes_from_what_it_made_since(tmp_path: Path, name: str) -> None:
+    """The checkpoint is of another run, or an older one of the run's own."""
+    folder, named = tmp_path / "runs" / "c", save(tmp_path / "runs" / name, 4).path
+    run = settings_of(folder, str(named))
     for _ in range(2):  # the first start crashes
         planned = plan_start(run, "model-1")
         prepare_folder(planned, Settings(run=run))
-        (folder / "metrics.jsonl").write_text('{"step": 5}\n')
-        assert (planned.step, ledger_of(folder), plan_restart(planned).step) == (4, "b 4", 4)
+        assert (planned.step, ledger_of(folder), plan_restart(planned).step) == (4, f"{name} 4", 4)
+        kept = (folder / "metrics.jsonl").read_text() if (folder / "metrics.jsonl").exists() else None
+        (folder / "metrics.jsonl").write_text('{"step": 4}\n{"step": 5}\n')
+    assert kept == ("" if name == "b" else '{"step": 4}\n')
     save(folder, 6)
     assert plan_restart(planned).step == plan_start(run, "model-1").step == 6
     save(folder, 100)
