@@ -65,14 +65,6 @@ def look_at(path: Path) -> Checkpoint:
     return _checkpoint(path, manifest)
 
 
-def read_checkpoint(path: Path, content: bytes) -> Checkpoint:
-    """Return the facts in a manifest's content. Reads no file; path: the checkpoint's folder.
-
-    Raises: CorruptCheckpointError when the content is not a manifest, or is damaged.
-    """
-    return _checkpoint(path, _parse_manifest(path, content))
-
-
 def manifest_bytes(checkpoint: Checkpoint, files: Mapping[str, object]) -> bytes:
     """Return the manifest of a checkpoint with these files, as `sealed_files.seal_files` lists them."""
     return _to_json({"schema": SCHEMA, **_facts(checkpoint), "files": files})
