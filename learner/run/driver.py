@@ -28,7 +28,7 @@ from learner.plan.topology import plan_topology
 from learner.report.facts import read_run
 from learner.report.headline import make_headline
 from learner.report.write import write_report
-from learner.run.checks.preflight import CheckedRun
+from learner.run.checks.preflight import CheckedRun, check_same_files
 from learner.run.copied_start import copier_of
 from learner.run.pages import MetricsPages
 from learner.run.parts import describe_parts
@@ -194,8 +194,12 @@ def _max_restarts(context: "RunContext", start: RunStart, progress: _Progress) -
 
 
 def _restart(context: "RunContext", start: RunStart, error: Exception) -> RunStart:
-    """Reset the run folder to the newest checkpoint; returns the start of the next attempt."""
+    """Reset the run folder to the newest checkpoint; returns the start of the next attempt.
+
+    Raises: SettingsError when files of the model were changed meanwhile.
+    """
     start = plan_restart(start)
+    check_same_files(context.model, start)
     context.view.message(f"{' '.join(str(error).split())[:300]}. Resuming from step {start.step}.")
     prepare_folder(start, context.settings)
     context.metrics.skip_known()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from learner.checkpoint.manifest import RefusedCheckpointError
+from learner.checkpoint.manifest import Checkpoint, RefusedCheckpointError
 from learner.run import attempt, driver
 from learner.run.start import RunStart
 from protocol.errors import NeighbourError, OperatorError, SettingsError
@@ -160,3 +160,13 @@ def test_node_that_stays_away_is_named(nodes: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(attempt, "_NODES_S", 0.05)
     with pytest.raises(OperatorError, match=r"The cluster's nodes cannot hold the run any more\. settings: do not fit"):
         nodes(1000, threading.Event())
+
+
+def test_restart_with_a_tokenizer_that_was_changed_meanwhile_is_refused(tmp_path: Path) -> None:
+    for folder in (tmp_path / "model", tmp_path / "step_4" / "model"):
+        folder.mkdir(parents=True)
+        (folder / "chat_template.jinja").write_text(str(folder))
+    start = RunStart(tmp_path / "run", Checkpoint(tmp_path / "step_4", 4, 4, "a", ""))
+    context: Any = SimpleNamespace(model=tmp_path / "model")
+    with pytest.raises(SettingsError, match=r"chat_template\.jinja is not the file that .*step_4 was trained with"):
+        driver._restart(context, start, NeighbourError("learner rank 0", "died"))
