@@ -84,8 +84,8 @@ class RetrieverSettings(Section):
     url: ServiceUrl | None = Field(None, description="POST /retrieve address; null: each node's own retriever.")
     other_index: Literal["warn", "refuse"] = Field(
         "warn",
-        description="When retrievers of nodes serve different indexes. warn: log it; refuse: end the start, and reject "
-        "servers that join later.",
+        description="When retrievers of nodes, or the last start's, serve different indexes. warn: log it; refuse: "
+        "end the start, and reject servers that join later.",
     )
     topk: CountAboveZero = Field(3, description="Passages of one search.")
     words: Literal["plain", "search_r1"] = Field(
