@@ -5,6 +5,7 @@ a relative path starts in that folder. Without the context a path stays as it is
 """
 
 import ast
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -44,11 +45,18 @@ def environment_file(name: str) -> tuple[str, str] | None:
 
 
 def user_files(environment: str, *functions: str | None) -> list[Path]:
-    """Return the user's files in rollout.environment and in functions such as FILE.py:name, in this order."""
+    """Return the user's files in rollout.environment and functions such as FILE.py:name, and modules next to them."""
     kind, path = environment_file(environment) or ("", environment)
     names = [path.rpartition(":")[0] if ":" in FILE_ENVIRONMENTS.get(kind, ":") else path]
     names += [(name or "").rpartition(":")[0] for name in functions]
-    return [Path(name) for name in names if name and Path(name).is_file()]
+    files = [Path(name) for name in names if name and Path(name).is_file()]
+    for file in files:  # grows in the loop: modules import modules
+        if file.suffix != _CODE_SUFFIX:
+            continue
+        with contextlib.suppress(SyntaxError, ValueError):  # its import names the place
+            modules = (file.with_name(f"{name}.py") for name in _imports(ast.parse(file.read_bytes())))
+            files += sorted(module for module in modules if module.is_file() and module not in files)
+    return files
 
 
 def _data_path(name: str, info: ValidationInfo) -> str:
@@ -93,14 +101,20 @@ def describe_shadowed(path: Path, module: ast.Module) -> str | None:
 
     path: the file; module: its code. Files in its folder and in the current one count. None: no such import.
     """
+    names = _imports(module)
+    for room in _ROOMS:
+        for folder in (path.parent, Path.cwd()):
+            if room in names and (own := folder / f"{room}.py").is_file():
+                return f"{path} imports {room}, which is Sluice's package and not {own}. Rename {own.name}."
+    return None
+
+
+def _imports(module: ast.Module) -> set[str]:
+    """Return the names of the modules that a file imports."""
     names = set()
     for statement in ast.walk(module):
         if isinstance(statement, ast.Import):
             names |= {alias.name for alias in statement.names}
         elif isinstance(statement, ast.ImportFrom) and statement.level == 0 and statement.module:
             names.add(statement.module)
-    for room in _ROOMS:
-        for folder in (path.parent, Path.cwd()):
-            if room in names and (own := folder / f"{room}.py").is_file():
-                return f"{path} imports {room}, which is Sluice's package and not {own}. Rename {own.name}."
-    return None
+    return names

@@ -76,11 +76,11 @@ def test_sample_of_an_earlier_start_is_not_trained_under_other_endpoints_or_samp
 
 
 def test_operator_is_told_once_when_a_file_of_the_users_code_was_edited(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text("def loss(): ...")
-    sections = {"learner": {"loss": f"{file}:loss"}, "rollout": {"environment": f"{file}:Env"}}
+    (tmp_path / "mine.py").write_text("from helper import half\n\ndef loss(): ...")
+    (file := tmp_path / "helper.py").write_text("import mine")
+    sections = {"learner": {"loss": f"{tmp_path}/mine.py:loss"}, "rollout": {"environment": f"{tmp_path}/mine.py:Env"}}
     script = Script(tmp_path, settings_of(**sections))
-    file.write_text("def loss(): return 0")
+    file.write_text("import mine  # edited")
     script = script.resume(0, **sections)
     assert script.coordinator.status().notices == (
         f"{file} was edited since the last start: steps from 1 on use it as it is now.",
