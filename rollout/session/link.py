@@ -7,11 +7,11 @@ from typing import Protocol, TypedDict
 import msgspec
 
 from protocol.settings.run_spec import RunSpec
+from protocol.settings.section import LARGEST_COUNT
 from protocol.wire import messages as m
 from protocol.wire.codec import Decoder, encode
 from rollout.session.outbox import FinishedSample, Item, Outbox
 
-LARGEST_COUNT = 2**31 - 1  # of a message
 _BEAT_EVERY_S = 1.0
 _HELLO_EVERY_S = 5.0
 _POLL_S = 1.0

@@ -15,10 +15,11 @@ from typing import Protocol
 
 from protocol.errors import FrameError
 from protocol.settings.run_spec import RunSpec
+from protocol.settings.section import LARGEST_COUNT
 from protocol.wire import messages as m
 from rollout.engine.version_gate import VersionGate
 from rollout.episodes.sample import Generator, Player
-from rollout.session.link import LARGEST_COUNT, Channel, CoordinatorLink
+from rollout.session.link import Channel, CoordinatorLink
 from rollout.session.outbox import FailureCounts, Outbox
 from rollout.session.samples_in_flight import SampleAttachment, SamplesInFlight
 from rollout.session.turns_to_keep import TurnsToKeep

@@ -27,6 +27,7 @@ from protocol.settings.settings import Settings
 from protocol.wire import messages as m
 from protocol.wire.channel import DealerChannel, KeyPair, RouterChannel
 from protocol.wire.codec import Decoder, encode
+from tests.fakes.waiting import wait_until
 from tests.protocol.wire.examples import make_trajectory
 
 COORDINATOR_KEYS = KeyPair(*zmq.curve_keypair())
@@ -270,6 +271,7 @@ def test_status_is_made_twice_a_second_and_not_in_each_turn(running: Running) ->
         made[id(running.loop.status)] = running.loop.status
         time.sleep(0.01)
     assert len(made) <= 2 + (time.monotonic() - begun) / 0.5
+    wait_until(lambda: id(running.loop.status) not in made, 20.0)
 
 
 def test_process_opens_a_run_on_the_rows_of_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

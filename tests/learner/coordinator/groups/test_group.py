@@ -102,12 +102,15 @@ def test_take_back_returns_the_samples_that_the_server_held() -> None:
 def test_restarted_group_takes_no_results_of_earlier_leases() -> None:
     group = new_group(num_samples=1)
     lease(group, version=3)
-    group.receive(make_trajectory("e0-aa", 0, "s1", 3))
+    group.take_back_from("s1")
+    lease(group, version=3)
+    group.receive(make_trajectory("e0-aa", 0, "s1", 3, attempt=2))
     group.restart(2)
     lease(group, version=6)
     assert group.oldest_version == 6
-    assert not group.receive(make_trajectory("e0-aa", 0, "s1", 3, attempt=1))
-    assert group.receive(make_trajectory("e0-aa", 0, "s1", 6, attempt=2))
+    for attempt in (1, 2):
+        assert not group.receive(make_trajectory("e0-aa", 0, "s1", 3, attempt=attempt))
+    assert group.receive(make_trajectory("e0-aa", 0, "s1", 6, attempt=3))
 
 
 def test_equal_rewards_are_told_from_others() -> None:
