@@ -107,10 +107,11 @@ class Pushing:
 
 
 async def as_on_gpus(folder: Path) -> dict[str, Seen]:
-    """bfloat16 on both sides, an engine of two workers; PPO in ZeRO 3 with weights and optimizers offloaded, gradient
-    checkpointing and recomputed old logprobs."""
+    """bfloat16 on both sides, an engine of two workers and vLLM's own scheduler; PPO in ZeRO 3 with weights and
+    optimizers offloaded, gradient checkpointing and recomputed old logprobs."""
     model = make_tiny_model(folder / "dense", tied=False, width=0.05)
-    engine = await Engine.start(engine_of(model, "bfloat16").model_copy(update={"tensor_parallel_size": 2}))
+    changes = {"tensor_parallel_size": 2, "engine_args": {"scheduler_cls": None}}
+    engine = await Engine.start(engine_of(model, "bfloat16").model_copy(update=changes))
     seen = {"bfloat16": await Pushing(engine, model, 0.0, AS_ON_GPUS).run(NUM_STEPS)}
     engine.shutdown()
     return seen
