@@ -120,7 +120,8 @@ find_python() {
     done
     [[ -z ${SLUICE_PYTHON:-} ]] ||
         fail "SLUICE_PYTHON=$SLUICE_PYTHON is $(version_of "$SLUICE_PYTHON"); Python 3.11 is needed. Name one, or unset it."
-    fail "Python 3.11 is needed; found $(version_of python3). Install it, or name it in SLUICE_PYTHON."
+    fail "Python 3.11 is needed; found $(version_of python3). Install it (where no package has it: uv python install 3.11), or" \
+        "name it in SLUICE_PYTHON."
 }
 
 version_of() {

@@ -57,7 +57,8 @@ def test_missing_python_is_said_with_what_was_found(clone: Path) -> None:
     refused = set_up(clone)
     assert (refused.returncode, refused.stderr) == (
         1,
-        "setup: Python 3.11 is needed; found Python 3.9.2. Install it, or name it in SLUICE_PYTHON.\n",
+        "setup: Python 3.11 is needed; found Python 3.9.2. Install it (where no package has it: uv python install "
+        "3.11), or name it in SLUICE_PYTHON.\n",
     )
 
 
