@@ -101,28 +101,6 @@ def test_head_that_does_not_end_is_cut_off_before_the_token_is_asked_for(running
     assert num_sent < 64 * MIB
 
 
-@pytest.mark.parametrize("name", ["rewards", "retriever"])
-def test_token_is_in_no_argument_list_and_in_no_file_but_its_own(name: str, tmp_path: Path) -> None:
-    with service(name, tmp_path) as (address, process):
-        httpx.post(address + PATHS[name], json=BODIES[name], headers={"authorization": f"Bearer {TOKEN}"})
-        httpx.post(address + PATHS[name], json=BODIES[name], headers={"authorization": f"Bearer {TOKEN}x"})
-        arguments = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if _is_readable(path)]
-        process.terminate()
-        output, _ = process.communicate(timeout=30)
-    holders = [path for path in tmp_path.rglob("*") if path.is_file() and TOKEN in path.read_text(errors="replace")]
-    assert [line for line in arguments if TOKEN.encode() in line] == []
-    assert TOKEN not in output
-    assert holders == [tmp_path / "token"]
-
-
-def _is_readable(path: Path) -> bool:
-    try:
-        path.read_bytes()
-    except OSError:  # it ended, or is another user's
-        return False
-    return True
-
-
 def _upload(address: str, path: str, size_mib: int, is_chunked: bool) -> tuple[int, dict[str, Any]]:
     """Return the status and the answer to a body of this size, which begins as JSON."""
     where = urlsplit(address)

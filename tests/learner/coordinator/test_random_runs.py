@@ -38,10 +38,7 @@ class Simulation:
                 self.script.deliver(server, lease, index, self.version, reward=float("nan"))
             else:
                 oldest = max(0, self.version - self.random.randint(0, 1))
-                self.script.deliver(server, lease, index, oldest, reward=self.draw_reward())
-
-    def draw_reward(self) -> float:
-        return self.random.random()
+                self.script.deliver(server, lease, index, oldest, reward=self.random.random())
 
     def lose(self) -> None:
         if self.random.random() < 0.1:
