@@ -109,6 +109,9 @@ class CheckpointCopier:
         step = step_of(path)
         with _hard_links(path) as links:
             self._copy.put(links, step, self._folder, self._note_progress)
+        if not self._copy.is_own():  # the copy took minutes, and other runs' checkpoints must stay
+            self._stop()
+            return
         past = [each for each in self._copy.steps() if each <= step]
         self._copy.remove_all_but({*past[-self._keep :], *map(step_of, newer_than(self._root, -1))} & set(past))
         self._done = manifest

@@ -140,6 +140,18 @@ def test_run_stops_copying_when_another_one_of_its_name_copies(tmp_path: Path, r
     assert copy.steps() == [20, 90]
 
 
+def test_checkpoints_of_another_run_that_began_to_copy_meanwhile_stay(tmp_path: Path, run: Path, copy: RunCopy) -> None:
+    class RivalledCopy(RunCopy):
+        def put(self, checkpoint: Path, step: int, folder: Path, on_progress: Callable[[], None]) -> None:
+            super().put(checkpoint, step, folder, on_progress)
+            copy.claim()
+            put(copy, tmp_path / "other" / "my-run", 90)
+
+    save(run, 20)
+    assert finished(started(tmp_path, run, kind=RivalledCopy)).endswith("another run of this name copies there.")
+    assert copy.steps() == [20, 90]
+
+
 def test_checkpoint_that_is_rotated_away_meanwhile_is_copied_whole(tmp_path: Path, run: Path, copy: RunCopy) -> None:
     removed: list[Path] = []
 
