@@ -52,7 +52,7 @@ def build_model(auto_class: Any, settings: PolicySettings) -> Any:
     varlen_attention.register()
     config = AutoConfig.from_pretrained(settings.model_dir, trust_remote_code=settings.trust_remote_code)
     turn_off_dropout(config)
-    use_engines_positions(config, settings.max_tokens)
+    fix_positions(config, settings.longest_text)
     if settings.router_aux_loss:
         config.output_router_logits = True
     form: dict[str, Any] = {
@@ -139,14 +139,15 @@ def turn_off_dropout(config: Any) -> None:
             turn_off_dropout(value)
 
 
-def use_engines_positions(config: Any, max_tokens: int) -> None:
-    """Give short texts the long factors of LongRoPE where a text may need them: vLLM has one set for all texts.
+def fix_positions(config: Any, longest_text: int) -> None:
+    """Give all texts of a run the same factors of LongRoPE, as vLLM does: the long ones if the longest text needs them.
 
-    max_tokens: rollout.max_context_tokens. transformers chooses the factors by the longest text of each micro-batch.
+    Otherwise transformers chooses them by the longest text of each micro-batch.
     """
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope" and max_tokens > rope["original_max_position_embeddings"]:
-        rope["short_factor"] = rope["long_factor"]
+    if rope.get("rope_type") == "longrope":
+        is_long = longest_text > rope["original_max_position_embeddings"]
+        rope["short_factor"] = rope["long_factor"] = rope["long_factor" if is_long else "short_factor"]
 
 
 def router_loss_of(model: Any, weight: float) -> RouterLoss:

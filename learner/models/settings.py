@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from learner.disk.model_folder import read_max_positions
 from learner.models.weights.lora import LoraForm
 from protocol.settings.policy import LoraSettings
 from protocol.settings.settings import Settings
@@ -29,7 +30,8 @@ class PolicySettings:
     seed: int  # seed of torch on every rank
     is_trained: bool = True  # False: the model is scored and pushed, and has no optimizer
     role: Literal["policy", "critic", "reference"] = "policy"
-    max_tokens: int = 4096  # longest trajectory
+    max_tokens: int = 4096  # longest generated trajectory
+    longest_text: int = 4096  # longest trajectory or row, which decides the factors of LongRoPE
     micro_batch_tokens: int = 8192  # token budget of a micro-batch; 1: one trajectory each
     updates_per_step: int = 1  # updates of one step of the run: a resume with another number keeps the schedule's place
     temperature: float = 1.0  # logprobs are those of the sampled distribution
@@ -70,7 +72,7 @@ def updates_per_step(settings: Settings) -> int:
 
 def policy_settings(settings: Settings, model: Path) -> PolicySettings:
     """Return the policy's settings for reinforcement learning."""
-    learner = settings.learner
+    learner, longest = settings.learner, settings.rollout.max_context_tokens
     return PolicySettings(
         model_dir=model,
         dtype=settings.policy.dtype,
@@ -92,7 +94,8 @@ def policy_settings(settings: Settings, model: Path) -> PolicySettings:
         lora=_lora_form(settings.policy.lora),
         router_aux_loss=learner.router_aux_loss,
         seed=settings.run.seed,
-        max_tokens=settings.rollout.max_context_tokens,
+        max_tokens=longest,
+        longest_text=(read_max_positions(model) or longest) if settings.is_of_rows else longest,
         micro_batch_tokens=learner.micro_batch_tokens,
         temperature=settings.rollout.temperature,
         trust_remote_code=settings.policy.trust_remote_code,

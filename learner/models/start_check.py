@@ -23,7 +23,7 @@ from learner.models import own_code, varlen_attention
 from learner.models.critic import ValueModel
 from learner.models.gradient import score_tokens
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
-from learner.models.model_loading import prepare_for_training, turn_off_dropout, use_engines_positions
+from learner.models.model_loading import fix_positions, prepare_for_training, turn_off_dropout
 from learner.models.scoring.scored_model import Method, make_scored, scored_model
 from learner.models.settings import PolicySettings
 from learner.models.shallow import make_own, shallow_config, share_weights
@@ -83,7 +83,7 @@ def _check(settings: PolicySettings, kind: Kind, name: str) -> list[str | None]:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(settings.model_dir, trust_remote_code=settings.trust_remote_code)
-    use_engines_positions(config, settings.max_tokens)
+    fix_positions(config, settings.longest_text)
     longest = settings.max_tokens
     if settings.role == "policy":  # no trajectory is longer than its positions
         longest = min(longest, read_max_positions(settings.model_dir) or longest)

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from protocol.settings.algorithm import ADVANTAGES_OF_GROUPS, ADVANTAGES_OF_TOKENS
+from protocol.settings.data import entries_of
 from protocol.settings.effects import find_without_effect
 from protocol.settings.evaluation import MAIN_SET
 from protocol.settings.placement import check_placement
@@ -56,15 +57,15 @@ def _in_objective(settings: "Settings") -> Iterator[str]:
         yield f"data.form = {settings.data.form} does not fit objective = {settings.objective}. Remove data.form."
     without_use = {
         "policy.warm_start.data": settings.policy.warm_start.data,
-        "kl.coefficient": settings.kl.coefficient,
-        "filter.dynamic_sampling": settings.filter.dynamic_sampling,
         "data.curriculum": settings.data.curriculum.is_on,
         "eval.sets": settings.eval.sets,
         "eval.best": settings.eval.best,
         "eval.pin": settings.eval.pin,
-        "learner.recipe = ppo": settings.learner.advantage == "gae",
         "rollout.group_size": settings.rollout.group_size != (2 if settings.objective == "dpo" else 1),
     }
+    for entry in entries_of(settings.data.train):
+        given = entry.model_fields_set & {"prompt_key", "label_key", "template"}
+        without_use |= {f"data.train's {name}": True for name in sorted(given)}
     for name, is_given in without_use.items() if settings.is_of_rows else ():
         if is_given:
             yield (

@@ -36,7 +36,19 @@ def _scale_matters(settings: "Settings") -> bool:
     return settings.learner.advantage != "grpo" or bool(has_other_term or is_kl_in_reward)
 
 
+# Settings of prompts, generation, rewards and their losses. Sizes of answers may stay in a file that RL uses too.
+_OF_GENERATION = (
+    *(f"data.{name}" for name in ("prompt_key", "label_key", "label_required", "template", "system_prompt")),
+    *("data.apply_chat_template", "data.max_prompt_tokens", "rewards", "sampling", "agents", "retriever", "filter"),
+    *("rollout.environment", "rollout.chat_template_kwargs", "rollout.temperature", "kl.coefficient", "loss"),
+    *(f"learner.{name}" for name in ("recipe", "advantage", "loss", "correction")),
+)
 _USES = (
+    _Use(
+        lambda settings: not settings.is_of_rows,
+        _OF_GENERATION,
+        "objective is sft or dpo, which learns from whole rows and generates and scores nothing. Remove it.",
+    ),
     _Use(
         lambda settings: settings.kl.coefficient > 0.0 or settings.objective == "dpo",
         ("reference", "kl.place", "kl.form"),

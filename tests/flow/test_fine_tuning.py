@@ -21,10 +21,9 @@ def _settings(user: Bring) -> dict[str, object]:
     rows = user.folder / "demonstrations.jsonl"
     texts = [{"prompt": f"{i} + 1 =", "completion": f" {i + 1}"} for i in range(_NUM_ROWS)]
     rows.write_text("".join(json.dumps(row) + "\n" for row in texts), encoding="utf-8")
-    nobody = [{"name": "mine", "url": "http://127.0.0.1:9/nobody"}]
     return {
         "objective": "sft", "data.train": str(rows), "data.eval": str(rows), "eval.every_steps": 6,
-        "rollout.group_size": 1, "rewards.endpoints": nobody, "run.max_steps": 12, "learner.checkpoint_every_steps": 3,
+        "rollout.group_size": 1, "rewards.endpoints": [], "run.max_steps": 12, "learner.checkpoint_every_steps": 3,
     }  # fmt: skip
 
 

@@ -9,10 +9,12 @@ import torch
 import transformers
 
 from learner.models import own_code
-from learner.models.model_loading import turn_off_dropout, use_engines_positions
+from learner.models.model_loading import fix_positions, turn_off_dropout
+from learner.models.settings import policy_settings
 from learner.models.shallow import shallow_config
 from learner.models.start_check import Comparison, check_model, compare
 from protocol.errors import OperatorError
+from protocol.settings.settings import Settings
 from tests.benchmarks.packing_table import _BASE, ALONE, ARCHITECTURES, EXACT, REFUSED, comparison_of, settings_of
 
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 1}
@@ -52,16 +54,26 @@ def test_chunks_in_the_mask_are_refused_for_texts_longer_than_a_chunk(num_tokens
     assert outcome_of(compare(config, "language model", num_tokens)) == outcome
 
 
-@pytest.mark.parametrize(("max_tokens", "outcome"), [(24, ALONE), (60, EXACT)])
-def test_short_texts_have_the_long_factors_of_positions_where_a_text_may_pass_the_first_length(
-    max_tokens: int, outcome: str
+@pytest.mark.parametrize(("longest", "factor"), [(32, 1.0), (33, 4.0)])
+def test_all_texts_have_one_set_of_factors_of_positions_by_the_longest_text_of_the_run(
+    longest: int, factor: float
 ) -> None:
     num_factors = _BASE["hidden_size"] // _BASE["num_attention_heads"] // 2
     scaling = {"rope_type": "longrope", "short_factor": [1.0] * num_factors, "long_factor": [4.0] * num_factors}
     given = {**_BASE, "original_max_position_embeddings": 32, "rope_scaling": scaling, "pad_token_id": 0}
     config = transformers.Phi3Config(**given)
-    use_engines_positions(config, max_tokens)
-    assert outcome_of(compare(config, "language model", 60)) == outcome
+    fix_positions(config, longest)
+    assert config.rope_parameters["short_factor"] == config.rope_parameters["long_factor"] == [factor] * num_factors
+    assert outcome_of(compare(config, "language model", 60)) == EXACT
+
+
+@pytest.mark.parametrize(("objective", "longest"), [("sft", 9000), ("policy_gradient", 700)])
+def test_longest_text_is_the_models_longest_row_or_the_context_of_generation(
+    tmp_path: Path, objective: str, longest: int
+) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 9000}')
+    settings = Settings.model_validate({"objective": objective, "rollout": {"max_context_tokens": 700}})
+    assert policy_settings(settings, tmp_path).longest_text == longest
 
 
 def test_text_is_longer_than_the_positions_that_a_model_without_scaling_would_have() -> None:
