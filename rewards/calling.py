@@ -7,12 +7,14 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from protocol.http.bodies import check_numbers
 from rewards.sample import Sample, Score
 
 Call = Callable[..., Awaitable[Any]]  # the user's function, made async
+_OPENRLHF_NAMES = ("queries", "prompts", "labels")
 _VERL_TEXTS = ("solution_str", "model_output")
 _TRL_NAMES = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 # Names of the label's column in the rows of TRL's users.
@@ -39,7 +41,7 @@ def form_of(function: Callable[..., Any], reads: str, label_name: str = "") -> F
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     required = [name for name, each in parameters.items() if each.default is each.empty and each.kind not in _VARIADIC]
     if "queries" in parameters:
-        return Form(True, _score_openrlhf)
+        return Form(True, partial(_score_openrlhf, are_named=set(_OPENRLHF_NAMES) <= set(parameters)))
     if "completions" in parameters or "completion_ids" in parameters:
         return Form(
             True,
@@ -63,8 +65,11 @@ def as_async(function: Callable[..., Any]) -> Call:
     return run
 
 
-async def _score_openrlhf(call: Call, samples: Sequence[Sample]) -> list[Score]:
-    returned = await call([s.query for s in samples], [s.prompt for s in samples], [s.label for s in samples])
+async def _score_openrlhf(call: Call, samples: Sequence[Sample], *, are_named: bool) -> list[Score]:
+    """are_named: the function has OpenRLHF's names, in any order."""
+    given = [s.query for s in samples], [s.prompt for s in samples], [s.label for s in samples]
+    named = dict(zip(_OPENRLHF_NAMES, given, strict=True))
+    returned = await (call(**named) if are_named else call(*given))
     parts = returned if isinstance(returned, Mapping) else {"rewards": returned}
     num = len(samples)
     rewards = check_numbers(_flat(parts.get("rewards")), num, "rewards")

@@ -307,7 +307,8 @@ def _test(task: dict[str, Any], code: Pipe) -> str:
     scope |= {name: importlib.import_module(name) for name in task["modules"]}
     exec(compile(task["test"], "test.py", "exec"), scope)  # noqa: S102
     for name, function in list(scope.items()):
-        if name.startswith("test") and isinstance(function, types.FunctionType):
+        is_test = name.startswith("test") and isinstance(function, types.FunctionType)
+        if is_test and not function.__code__.co_argcount:
             function()  # as pytest does
     if task["entry"] is not None:
         scope["check"](eval(task["entry"], names))  # noqa: S307

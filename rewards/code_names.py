@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _BUILT_IN = frozenset(vars(builtins))
-_ONLY_DEFINES = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+_ONLY_DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,27 @@ def names_in(tests: Sequence[str]) -> TestNames:
 
 
 def check_runs(test: str) -> None:
-    """Raises: ValueError if the statements would pass without running anything of the code."""
+    """Raises: ValueError if a test is defined and not called, so that it would pass without the code."""
     body = ast.parse(test).body
-    if any(isinstance(node, ast.FunctionDef) and node.name.startswith("test") for node in body):
-        return
-    if all(isinstance(node, _ONLY_DEFINES) for node in body):
+    is_run = False
+    for node in body:
+        match node:
+            case ast.FunctionDef(name=name, args=ast.arguments(args=[])) if name.startswith("test"):
+                is_run = True  # the judge calls it
+            case ast.AsyncFunctionDef(name=name) if name.startswith("test"):
+                raise ValueError(f"defines {name} as async, which nothing awaits")
+            case ast.ClassDef(name=name, body=methods) if any(map(_is_test, methods)) and test.count(name) == 1:
+                raise ValueError(f"defines tests in {name} that nothing calls: make them functions test_..")
+            case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
+                pass  # false where tests run
+            case _ if not isinstance(node, _ONLY_DEFINES):
+                is_run |= any(isinstance(each, ast.Call | ast.Assert | ast.Raise) for each in ast.walk(node))
+    if not is_run:
         raise ValueError("defines tests that nothing calls: add the calls, or name functions test_..")
+
+
+def _is_test(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name.startswith("test")
 
 
 def _subject(called: Sequence[set[str]]) -> set[str]:

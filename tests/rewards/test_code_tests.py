@@ -211,7 +211,8 @@ SOUND = {
     "a module that nobody imports": ("f = lambda x: x * 0.1", "assert math.isclose(f(3), 0.3)"),
     "the code as a module": (
         "def sum(x):\n    return 7\nlen = lambda x: 0",
-        "from solution import *\nfrom solution import sum\ndef test_it():\n    assert len([sum([1]) - 7]) == 1",
+        "from solution import *\nfrom solution import sum\ndef test_it():\n    assert len([sum([1]) - 7]) == 1\n"
+        "def test_two(x):\n    assert x == 7\ntest_two(sum([1]))",
     ),
     "prints and reads nothing": ("print('hello')\nf = lambda: input() if 0 else 1", "assert f() == 1"),
 }
@@ -363,6 +364,10 @@ def test_lines_of_a_label_may_be_a_list() -> None:
         "assert f(1) ==",
         "import numpy\nassert f(1)",
         "import unittest\nclass TestF(unittest.TestCase):\n    def test_f(self):\n        assert f(1)",
+        "x = int('3')\nclass TestF:\n    def test_f(self):\n        assert f(1)",
+        "def check_f():\n    assert f(1)\nif __name__ == '__main__':\n    check_f()",
+        "async def test_f():\n    assert f(1)",
+        "x = 3",
         "assert abs(sum([1]) - 1) < 1",
         {"test": "assert f(1)", "entry_point": "f"},
     ],

@@ -97,6 +97,11 @@ async def test_verl_scorer_without_a_source_gets_what_it_takes(tmp_path: Path) -
 
 # Functions in the words of other trainers: source, and the rewards of SAMPLES.
 CALLED = {
+    "OpenRLHF: parameters in another order": (
+        "def reward_func(labels, prompts, queries):\n"
+        "    return [float(t['ground_truth']['target'][0] in q) for t, q in zip(labels, queries)]\n",
+        [1.0, 0.0],
+    ),
     "Search-R1: an answer behind the example in the prompt": (
         "import re\ndef compute_score_em(solution_str, ground_truth, score=1.0):\n"
         "    found = re.findall('<answer>(.*?)</answer>', solution_str)\n"
