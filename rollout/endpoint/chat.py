@@ -8,7 +8,7 @@ from pydantic import Field
 
 from protocol.http.bodies import read_request
 from rollout.endpoint.messages import read_messages
-from rollout.endpoint.requests import SessionSampling, TurnBody, check_others, may_call
+from rollout.endpoint.requests import SessionSampling, TurnBody, check_others, check_tool, may_call
 from rollout.endpoint.turns import AgentCall, TurnReply, TurnRequest, TurnText
 
 _MAX_STOPS = 64
@@ -30,6 +30,8 @@ def read_chat(raw: bytes, sampling: SessionSampling) -> tuple[ChatBody, TurnRequ
     body = read_request(ChatBody, raw)
     check_others(body, sampling)
     tools = body.tools or []
+    for place, tool in enumerate(tools):
+        check_tool(tool, tool.get("function"), f"tools[{place}]")
     request = TurnRequest(
         messages=read_messages(body.messages),
         tools=tools,

@@ -47,6 +47,11 @@ def read_content(content: Any, path: str) -> str:
     return "".join(texts)
 
 
+def thought_of(text: str) -> str:
+    """Return a thought that a client keeps apart as the beginning of its turn."""
+    return f"<think>\n{text}\n</think>\n\n" if text else ""
+
+
 def own_turn(content: str, calls: Sequence[tuple[str, Any]]) -> tuple[Any, ...]:
     """Return the `same_as` of the policy's own turn. calls: (name of the tool, arguments)."""
     return ("assistant", "".join(content.split()), tuple((name, _comparable(arguments)) for name, arguments in calls))
@@ -58,6 +63,9 @@ def _read_message(message: Mapping[str, Any], path: str) -> Message:
     if role not in _KNOWN_ROLES:
         raise Refusal(400, f"{path}.role is {role!r:.80}, expected one of {', '.join(_KNOWN_ROLES)}", f"{path}.role")
     content = read_content(message.get("content"), f"{path}.content")
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    if role == "assistant" and thought and "<think>" not in content:
+        content = thought_of(read_content(thought, f"{path}.reasoning_content")) + content
     rendered: dict[str, Any] = {"role": role, "content": content}
     for name in ("name", "tool_call_id"):
         if isinstance(value := message.get(name), str):
@@ -94,5 +102,14 @@ def _parse(arguments: Any) -> Any:
 
 def _comparable(arguments: Any) -> str:
     """Return a text that is equal for equal arguments in any spelling."""
-    parsed = _parse(arguments)
-    return parsed if isinstance(parsed, str) else json.dumps(parsed, sort_keys=True)
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    try:
+        return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _number(text: str) -> float:
+    """Return a number; 2.0 as 2, which JavaScript writes in its place."""
+    number = float(text)
+    return int(number) if number.is_integer() else number

@@ -4,7 +4,7 @@ vLLM's own request type accepts some sixty fields that change the distribution o
 importance ratio would be wrong. So a field is accepted here only with a value that leaves the distribution unchanged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -125,6 +125,22 @@ def check_others(body: TurnBody, sampling: SessionSampling) -> None:
             raise Refusal(400, f"{name} is not known here. {_ADVICE}", name, "unknown_parameter")
         elif value not in _NEUTRAL[name]:
             raise _other_distribution(name, value, f"{name} = {_NEUTRAL[name][0]!r}")
+
+
+def check_tool(tool: Mapping[str, Any], function: Any, path: str) -> None:
+    """Raise Refusal for a tool that the service itself would run, or one in another form than this API's.
+
+    function: the part with the name; the tool itself in /v1/responses.
+    """
+    if (kind := tool.get("type")) != "function":
+        problem = f"{path}.type = {kind!r:.40} is not supported here: only functions of the agent are"
+        raise Refusal(400, problem, f"{path}.type", "unsupported_value")
+    named = function if isinstance(function, Mapping) and isinstance(function.get("name"), str) else {}
+    parameters = named.get("parameters") or {}
+    if not named or not isinstance(parameters, Mapping) or not isinstance(parameters.get("properties") or {}, Mapping):
+        form = "{type, name, parameters}" if function is tool else "{type, function: {name, parameters}}"
+        problem = f"{path} is not {form} with parameters that are the JSON schema of an object"
+        raise Refusal(400, problem, path)
 
 
 def may_call(choice: Any, tools: Sequence[Any]) -> bool:

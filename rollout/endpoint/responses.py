@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from protocol.http.bodies import read_request
-from rollout.endpoint.messages import Message, read_content, read_messages
-from rollout.endpoint.requests import Refusal, SessionSampling, TurnBody, check_others, may_call
+from rollout.endpoint.messages import Message, read_content, read_messages, thought_of
+from rollout.endpoint.requests import Refusal, SessionSampling, TurnBody, check_others, check_tool, may_call
 from rollout.endpoint.turns import TurnReply, TurnRequest
 
 _Items = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=10_000)]
@@ -99,7 +99,7 @@ def _messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             messages.append({"role": "assistant", "content": thought})
             thought = ""
         if kind == "reasoning":
-            thought += _thought_of(item, f"input[{place}]")
+            thought += thought_of(read_content(item.get("content") or item.get("summary"), f"input[{place}]"))
         elif kind == "function_call_output":
             content = read_content(item.get("output"), f"input[{place}].output")
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
@@ -125,17 +125,9 @@ def _messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def _thought_of(item: Mapping[str, Any], path: str) -> str:
-    """Return a reasoning item as the beginning of its turn; "": it holds no text."""
-    text = read_content(item.get("content") or item.get("summary"), path)
-    return f"<think>\n{text}\n</think>\n\n" if text else ""
-
-
 def _read_tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return a tool in the form of chat completions. Raises: Refusal for a tool that the service itself would run."""
-    if tool.get("type") != "function":
-        problem = f"{path}.type = {tool.get('type')!r:.40} is not supported here: only functions of the agent are"
-        raise Refusal(400, problem, f"{path}.type", "unsupported_value")
+    """Return a tool in the form of chat completions. Raises: Refusal."""
+    check_tool(tool, tool, path)
     names = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
 

@@ -113,6 +113,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": 2}, "n = 2 is not supported here"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"tools": [ADD], "tool_choice": "some"}, "expected auto, none, required or a named tool"),
+    ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools[0].type = 'custom' is not supported here"),
+    ({"tools": [ADD, {"type": "function", "name": "a"}]}, "tools[1] is not {type, function: {name, parameters}} with"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"properties": [1]}}}]},
+        "the JSON schema",
+    ),
     ({"extra_body": {"chat_template_kwargs": {"thinking": True}}}, "is not a variable of this model's chat template"),
     ({"extra_body": {"guided_json": {}}}, "guided_json is not known here"),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role is 'king'"),
@@ -234,13 +240,27 @@ async def test_arguments_have_the_types_of_the_requests_tools(tool_choice: Any) 
     }  # fmt: skip
 
 
-async def test_turn_that_comes_back_with_other_white_space_keeps_its_tokens() -> None:
-    turns = iter(["<think>\nhm\n</think>\n\n2 + 2 = 4<|im_end|>", "yes<|im_end|>"])
+THOUGHT = "<think>\nhm\n</think>\n\n"
+CALLED = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"b": 2, "a": 2}'}}
+
+
+@pytest.mark.parametrize(
+    ("written", "echo"),
+    [
+        (f"{THOUGHT}2 + 2 = 4<|im_end|>", {"content": "<think>hm</think> 2 + 2\n= 4"}),
+        (f"{THOUGHT}2 + 2 = 4<|im_end|>", {"content": "2 + 2 = 4", "reasoning_content": "hm"}),
+        ("I add. " + ADDS.replace("2,", "2.0,"), {"content": None, "tool_calls": [CALLED]}),
+    ],
+)
+async def test_turn_that_comes_back_in_the_clients_own_form_keeps_its_tokens(
+    written: str, echo: dict[str, Any]
+) -> None:
+    turns = iter([written, "yes<|im_end|>"])
     async with taken(lambda context: next(turns)) as (scene, told, client):
-        echo = "<think>hm</think> 2 + 2\n= 4"
-        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
-        history: Any = [{"role": "user", "content": "a"}, {"role": "assistant", "content": echo}]
-        await client.chat.completions.create(model="m", messages=[*history, {"role": "user", "content": "sure?"}])
+        history: Any = [{"role": "user", "content": "a"}]
+        await client.chat.completions.create(model="m", messages=history, tools=[ADD])
+        history += [{"role": "assistant", **echo}, {"role": "user", "content": "sure?"}]
+        await client.chat.completions.create(model="m", messages=history, tools=[ADD])
         await scene.end(told, "reward", reward=1.0)
         assert (await scene.trajectory("g")).facts.num_turns == 2
     (_, turn), (between, _) = scene.engine.wrote

@@ -78,6 +78,7 @@ async def test_turn_that_was_cut_is_incomplete() -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type = 'item_reference' cannot be read here"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "has a part of the type 'input_image'"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type = 'web_search' is not supported here"),
+        ({"tools": [{"type": "function", "function": {"name": "a"}}]}, "tools[0] is not {type, name, parameters} with"),
         ({"previous_response_id": "resp_other"}, "resp_other is not a response of this session"),
         ({"temperature": 0.2}, "rollout.temperature = 1"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),
