@@ -17,11 +17,6 @@ ADD = Call("add", {"a": 1, "b": "x"})
 NOW = Call("now", {})
 SAY = Call("say", {"text": "</think>"})
 TEXT = Call("add", {"a": "1", "b": "x"})
-TEXT_ARGUMENTS = (
-    "{% for m in messages %}{{ m.role + m.content }}{% for c in m.tool_calls %}"
-    """{{ '<tool_call>{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments + '}</tool_call>' }}"""
-    "{% endfor %}{% endfor %}"
-)
 FORMATS = {"hermes": "hermes", "qwen3_coder": "hermes", "llama3_json": "llama3", "mistral": "mistral"}
 
 
@@ -108,21 +103,6 @@ def test_call_with_many_angle_brackets_is_read_fast(readers: dict[str, CallReade
     begin = time.process_time()
     assert readers["qwen3_coder"].read(text) == ("", [Call("write", {"text": html})])
     assert time.process_time() - begin < 5.0
-
-
-@pytest.mark.parametrize(
-    ("family", "template", "call_format"),
-    [
-        *((family, None, name) for family, name in (("hermes", "hermes"), ("llama3", "llama3_json"))),
-        ("mistral", None, "mistral"),
-        ("hermes", CODER, "qwen3_coder"),
-        ("hermes", TEXT_ARGUMENTS, "hermes"),
-    ],
-)
-def test_format_is_the_one_that_reads_the_templates_own_call(
-    family: str, template: str | None, call_format: str
-) -> None:
-    assert choose_reader("auto", tokenizer_of(family, template)).call_format == call_format
 
 
 WRITES_PYTHON = "{{ messages }}"
