@@ -141,7 +141,7 @@ def _may_be_of_search_r1(function: Callable[..., Any]) -> bool:
 
 
 def _sample(response: str, label: Any, columns: Mapping[str, Any] | None = None) -> Sample:
-    return make_sample(_PROMPT + response, _PROMPT, label, columns)
+    return make_sample(_PROMPT + response, _PROMPT, label, columns, num_turns=1)
 
 
 def _rewards(function: Callable[..., Any], samples: Sequence[Sample], reads: str) -> tuple[float, ...]:
