@@ -43,10 +43,7 @@ def form_of(function: Callable[..., Any], reads: str, label_name: str = "") -> F
     if "queries" in parameters:
         return Form(True, partial(_score_openrlhf, are_named=set(_OPENRLHF_NAMES) <= set(parameters)))
     if "completions" in parameters or "completion_ids" in parameters:
-        return Form(
-            True,
-            _TrlForm(required, None if takes_any else frozenset(parameters), reads == "messages", label_name).score,
-        )
+        return Form(True, _TrlForm(parameters, required, reads == "messages", label_name).score)
     if "solution_strs" in parameters:
         return Form(True, _VerlForm(parameters, takes_any, reads == "sequence").score_batch)
     if any(name in parameters for name in _VERL_TEXTS) and {*required} <= {*_VERL_NAMES, *_VERL_TEXTS}:
@@ -136,11 +133,17 @@ class _TrlForm:
     """
 
     def __init__(
-        self, required: Sequence[str], names: frozenset[str] | None, takes_messages: bool, label_name: str
+        self,
+        parameters: Mapping[str, inspect.Parameter],
+        required: Sequence[str],
+        takes_messages: bool,
+        label_name: str,
     ) -> None:
-        """names: all parameters; None: the function takes any keyword."""
         self._required = [name for name in required if name not in _TRL_NAMES]
-        self._names = names
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        self._names = None if takes_any else frozenset(parameters)
+        # Options of the function's own, such as target=200, are no labels.
+        self._options = {name for name, each in parameters.items() if each.default not in (each.empty, None)}
         self._takes_messages = takes_messages
         self._label_names = (label_name,) if label_name else LABEL_NAMES
 
@@ -160,7 +163,11 @@ class _TrlForm:
     def _columns(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
         names = {name for sample in samples for name in sample.columns} - {*_TRL_NAMES, "prompt", "completion"}
         missing = [name for name in self._required if name not in names]
-        labels = missing or [name for name in self._label_names if self._names is None or name in self._names]
+        labels = missing or [
+            name
+            for name in self._label_names
+            if name not in self._options and (self._names is None or name in self._names)
+        ]
         if missing and (len(missing) > 1 or missing[0] not in self._label_names):
             raise ValueError(
                 f"the data rows have no columns {missing}; they have {sorted(names)} and the label, which is given as "

@@ -12,11 +12,13 @@ Built-ins and standard modules are the language's own in a test, but for the nam
 """
 
 import builtins
+import collections
 import ctypes
 import importlib
 import json
 import operator
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -71,44 +73,57 @@ class Pipe:
         if isinstance(value, int):
             return ["same", int.__int__(value)]
         if isinstance(value, float | complex):
-            return [type(value).__name__, repr(value)]
+            return ["float", float.__repr__(value)] if isinstance(value, float) else ["complex", repr(value)]
         if isinstance(value, str):
             return ["same", str.__str__(value)]
         if isinstance(value, bytes | bytearray):
             return ["bytes", bytes(value).hex()]
+        if isinstance(value, tuple) and (fields := getattr(type(value), "_fields", None)):
+            return ["named", [type(value).__name__, list(fields), self.encode(list(value))]]
         for kind in _BY_ITEMS:
             if isinstance(value, kind):
                 return [kind.__name__, [self.encode(each) for each in kind.__iter__(value)]]
         if isinstance(value, dict):
-            return ["dict", [[self.encode(key), self.encode(each)] for key, each in dict.items(value)]]
+            pairs = [[self.encode(key), self.encode(each)] for key, each in dict.items(value)]
+            return ["counter" if isinstance(value, collections.Counter) else "dict", pairs]
         if type(value) is Remote:
             return ["own", value._sluice_number]
         module, name = type(value).__module__, type(value).__name__
         if name in _VALUES.get(module, ()):
             parts = (list(value), value.maxlen) if name == "deque" else value.__reduce__()[1]
             return ["value", [module, name, self.encode(parts)]]
+        if isinstance(value, type) and issubclass(value, Exception):
+            own = self._errors.get(value.__name__) is value and not self._sends_objects
+            return ["own", self._numbers[id(value)]] if own else ["error", [self._number(value), _names_of(value)]]
         if not self._sends_objects:
             self.unfit = f"it passes {value!r:.80} to the code, which can receive plain values only"
             raise TypeError(self.unfit)
-        if isinstance(value, type) and issubclass(value, Exception):
-            return ["error", _names_of(value)]
+        return ["remote", self._number(value)]
+
+    def _number(self, value: Any) -> int:
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self.own)
             self.own.append(value)
-        return ["remote", self._numbers[id(value)]]
+        return self._numbers[id(value)]
 
     def decode(self, value: Any) -> Any:
         kind, content = value
         if kind in ("list", "tuple", "set", "frozenset"):
             return getattr(builtins, kind)(self.decode(each) for each in content)
-        if kind == "dict":
-            return {self.decode(key): self.decode(each) for key, each in content}
+        if kind in ("dict", "counter"):
+            pairs = {self.decode(key): self.decode(each) for key, each in content}
+            return collections.Counter(pairs) if kind == "counter" else pairs
+        if kind == "named":
+            return collections.namedtuple(content[0], content[1], rename=True)(*self.decode(content[2]))
         if kind == "remote":
             return Remote(self, content)
         if kind == "own":
             return self.own[content]
         if kind == "error":
-            return self._error_class(content)
+            found = self._error_class(content[1])
+            if found in self._errors.values():
+                self._numbers[id(found)] = content[0]
+            return found
         if kind == "value" and content[1] in _VALUES[content[0]]:
             return getattr(importlib.import_module(content[0]), content[1])(*self.decode(content[2]))
         convert: Any = {"bytes": bytes.fromhex, "complex": complex, "float": float}.get(kind)
@@ -117,15 +132,18 @@ class Pipe:
     def failure(self, error: BaseException) -> dict[str, Any]:
         """Return what `ask` raises in the other process."""
         try:
-            return {"raised": _names_of(type(error)), "text": str(error)[:500], "arguments": self.encode(error.args)}
+            facts = {"text": str(error)[:500], "arguments": self.encode(error.args), "state": self.encode(vars(error))}
+            return {"raised": _names_of(type(error)), **facts}
         except BaseException:  # str() of an error may raise
-            return {"raised": _names_of(type(error)), "text": "", "arguments": ["tuple", []]}
+            return {"raised": _names_of(type(error)), "text": "", "arguments": ["tuple", []], "state": ["dict", []]}
 
-    def _make_error(self, raised: list[str], text: str, arguments: Any) -> Exception:
+    def _make_error(self, raised: list[str], text: str, arguments: Any, state: Any) -> Exception:
         if "Exception" not in raised:
             return RuntimeError(f"{raised[0]}: {text}")
         if raised[0] not in vars(builtins):
-            return self._error_class(raised)(text)  # type: ignore[no-any-return]
+            error: Exception = self._error_class(raised)(text)
+            vars(error).update(self.decode(state))
+            return error
         return self._error_class(raised)(*self.decode(arguments))  # type: ignore[no-any-return]
 
     def _error_class(self, names: list[str]) -> Any:
@@ -148,7 +166,8 @@ class Remote:
     __slots__ = ("_sluice_number", "_sluice_pipe")
 
     def __init__(self, pipe: Pipe, number: int) -> None:
-        self._sluice_pipe, self._sluice_number = pipe, number
+        object.__setattr__(self, "_sluice_pipe", pipe)
+        object.__setattr__(self, "_sluice_number", number)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self._sluice_do("call", arguments, keywords)
@@ -170,6 +189,29 @@ class Remote:
 
     def __getitem__(self, key: Any) -> Any:
         return self._sluice_do("item", (key,), {})
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._sluice_do("set item", (key, value), {})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._sluice_do("set", (name, value), {})
+
+    def __repr__(self) -> str:
+        return str(self._sluice_do("repr", (), {}))
+
+    def __float__(self) -> float:
+        return float(self._sluice_do("float", (), {}))
+
+    def __int__(self) -> int:
+        return int(self._sluice_do("int", (), {}))
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return type(value) is Remote and self._sluice_do("has instance", (value,), {}) is True
+
+    def __lt__(self, other: Any) -> bool:
+        if type(other) is not Remote:  # the code must not decide a comparison with a plain value
+            return NotImplemented
+        return self._sluice_do("less", (other,), {}) is True
 
     def __iter__(self) -> Any:
         return iter(self._sluice_do("list", (), {}))
@@ -234,6 +276,13 @@ _ACTIONS: dict[str, Any] = {
     "list": list,
     "equal": _is_equal,
     "hash": hash,
+    "set": setattr,
+    "set item": operator.setitem,
+    "repr": repr,
+    "float": float,
+    "int": int,
+    "has instance": lambda kind, value: isinstance(value, kind),
+    "less": operator.lt,
     "operate": lambda _, name, *operands: getattr(operator, f"__{name}__")(*operands),
 }
 
@@ -299,12 +348,27 @@ def _test(task: dict[str, Any], code: Pipe) -> str:
     if task["call"] is not None:
         name, arguments = task["call"]
         function = getattr(names["Solution"](), name) if "Solution" in names else names[name]
-        return json.dumps(function(*arguments))
+        return json.dumps(function(**arguments) if isinstance(arguments, dict) else function(*arguments))
     languages = {*vars(builtins), *sys.stdlib_module_names} - {*task["own"]}
     scope = {name: value for name, value in names.items() if name not in languages}
     solution = sys.modules["solution"] = types.ModuleType("solution")
     vars(solution).update(names, __all__=list(scope))
     scope |= {name: importlib.import_module(name) for name in task["modules"]}
+    try:
+        _run_tests(task, names, scope)
+    except NameError as error:
+        # A helper of the data set, such as list_node. error.name: the name is missing in the test, not in the code.
+        if task["entry"] is not None and error.name and error.name not in names and not _lacks(task["entry"], names):
+            code.unfit = f"it uses {error.name}, which neither it nor the code defines"
+        raise
+    return ""
+
+
+def _lacks(entry: str, names: dict[str, Any]) -> bool:
+    return not any(name in names for name in re.findall(r"\w+", entry)[:1])
+
+
+def _run_tests(task: dict[str, Any], names: dict[str, Any], scope: dict[str, Any]) -> None:
     exec(compile(task["test"], "test.py", "exec"), scope)  # noqa: S102
     for name, function in list(scope.items()):
         is_test = name.startswith("test") and isinstance(function, types.FunctionType)
@@ -312,7 +376,6 @@ def _test(task: dict[str, Any], code: Pipe) -> str:
             function()  # as pytest does
     if task["entry"] is not None:
         scope["check"](eval(task["entry"], names))  # noqa: S307
-    return ""
 
 
 if __name__ == "__main__":

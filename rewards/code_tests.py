@@ -67,7 +67,7 @@ class Case:
     statements: str = ""  # statements that must run without an error
     entry: str | None = None  # the statements' function `check` is called with the value of this expression
     names: TestNames = field(default_factory=TestNames)
-    call: tuple[str, list[Any]] | None = None  # (function, or method of class Solution; arguments)
+    call: tuple[str, list[Any] | dict[str, Any]] | None = None  # (function, or method of Solution; arguments)
     value: Any = None  # expected result of the call, as JSON
 
 
@@ -246,7 +246,9 @@ def _call(name: str, arguments: Any, value: Any) -> Case:
     # Some data sets store the arguments as lines of JSON.
     if isinstance(arguments, str):
         arguments = [json.loads(line) for line in arguments.splitlines() if line.strip()]
-    return Case(call=(name, list(arguments)), value=value)
+    if not isinstance(arguments, list | tuple | dict):
+        raise ValueError(f"has the arguments {arguments!r:.80}, expected a list of them, or an object by their names")
+    return Case(call=(name, arguments if isinstance(arguments, dict) else list(arguments)), value=value)
 
 
 def _json_or(text: str) -> Any:

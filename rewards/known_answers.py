@@ -126,11 +126,12 @@ def reads_messages(function: Callable[..., Any], reference: str) -> bool:
 
 
 def _trl_pairs(parameters: Mapping[str, Any]) -> Iterator[list[Sample]]:
+    required = [name for name, each in parameters.items() if each.default is each.empty]
     for label in _TRL_LABELS:
-        columns = dict.fromkeys(parameters, label)
+        columns = dict.fromkeys(required, label)
         for form in _TRL_FORMS:
             yield [_sample(form.format(answer), label, columns) for answer in ("2", "3")]
-    columns = {**dict.fromkeys(parameters, 2), "nums": [1, 1], "numbers": [1, 1]}
+    columns = {**dict.fromkeys(required, 2), "nums": [1, 1], "numbers": [1, 1]}
     for form in _TRL_FORMS[:3]:
         yield [_sample(form.format(answer), 2, columns) for answer in ("1 + 1", "1 - 1")]
 

@@ -201,6 +201,23 @@ SOUND = {
         "try:\n    f(1)\nexcept KeyError as error:\n    assert error.args == ('no',)\n"
         "try:\n    f(2)\nexcept FileNotFoundError as error:\n    assert error.errno == 2",
     ),
+    "what objects can do": (
+        "class S:\n    def __init__(self, v): self.v, self.d = v, {}\n"
+        "    def __lt__(self, other): return self.v < other.v\n"
+        "    def __setitem__(self, k, v): self.d[k] = v\n    def __repr__(self): return 'S!'\n"
+        "    def __float__(self): return 1.5\nclass T(S): pass\nnext_of = lambda s: s.next.v",
+        "s = S(1)\ns.next, s['a'] = S(2), 3\nassert next_of(s) == 2 and s.d == {'a': 3} and repr(s) == 'S!'\n"
+        "assert isinstance(T(1), S) and not isinstance(1, S) and float(s) == 1.5\n"
+        "assert [each.v for each in sorted([S(2), S(1)])] == [1, 2]",
+    ),
+    "names of what it returns": (
+        "import collections\nP = collections.namedtuple('P', 'x y')\np = lambda: P(1, 2)\nc = collections.Counter\n"
+        "class E(Exception):\n    def __init__(self, code): self.code = code\n"
+        "kind = lambda: E\nsame = lambda k: k is E\n"
+        "def fail(): raise E(7)",
+        "assert p().x == 1 and c('aab').most_common(1) == [('a', 2)] and same(kind())\n"
+        "try:\n    fail()\nexcept E as error:\n    assert error.code == 7",
+    ),
     "an error": (
         "def f(x):\n    raise ValueError(f'no {x}')",
         "try:\n    f(3)\n    assert False\nexcept ValueError as error:\n    assert str(error) == 'no 3'",
@@ -237,6 +254,7 @@ MEANT: dict[str, tuple[str, Any, float]] = {
     ),
     "star of the code": (f"{ABS}f = lambda x: 9", "from solution import *\nassert abs(f(1)) == 0", 0.0),
     "named function": ("def sum(a, b): return a + b", {"inputs": [[1, 2]], "outputs": [3], "fn_name": "sum"}, 1.0),
+    "arguments by name": (SQUARE, {"inputs": [{"x": 3}], "outputs": [9], "fn_name": "square"}, 1.0),
     "entry point": (
         "def sum(a, b): return 7",
         {"test": "def check(candidate):\n    assert candidate(1, 2) == 7 and sum([1]) == 1", "entry_point": "sum"},
@@ -266,6 +284,13 @@ async def test_test_that_no_code_can_pass_is_refused(sandbox: Sandbox, given: st
         SampleError, match=r"^\$\.labels\[0\] is a test that no code can pass: it passes <.*plain values"
     ):
         await _scored(sandbox, "f = lambda x: 1", test)
+
+
+async def test_helper_that_neither_test_nor_code_defines_is_named(sandbox: Sandbox) -> None:
+    label = {"test": "def check(candidate):\n    assert candidate(list_node([1]))", "entry_point": "f"}
+    with pytest.raises(SampleError, match="uses list_node, which neither it nor the code defines"):
+        await _scored(sandbox, "f = lambda x: x", label)
+    assert (await _scored(sandbox, "g = lambda x: x", label)).reward == 0.0
 
 
 BAD = {
@@ -363,6 +388,8 @@ def test_lines_of_a_label_may_be_a_list() -> None:
         {"inputs": ["{"], "outputs": ["1"], "fn_name": "f"},
         "assert f(1) ==",
         "import numpy\nassert f(1)",
+        "METADATA = {}\ndef check(candidate):\n    assert candidate(1)",
+        {"inputs": [5], "outputs": [5], "fn_name": "f"},
         "import unittest\nclass TestF(unittest.TestCase):\n    def test_f(self):\n        assert f(1)",
         "x = int('3')\nclass TestF:\n    def test_f(self):\n        assert f(1)",
         "def check_f():\n    assert f(1)\nif __name__ == '__main__':\n    check_f()",

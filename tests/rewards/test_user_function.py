@@ -212,6 +212,13 @@ async def test_label_fills_no_other_column_of_a_trl_function(
         await function.score(SAMPLES)
 
 
+async def test_label_fills_no_option_of_a_trl_functions_own(tmp_path: Path) -> None:
+    source = (
+        "def score(completions, target=20, answer=None):\n    return [float(len(c) + target) for c in completions]\n"
+    )
+    assert await rewards_of(write(tmp_path, source)) == [Score(22.0), Score(23.0)]
+
+
 async def test_label_has_the_name_that_its_user_gives(tmp_path: Path) -> None:
     path = write(tmp_path, "def score(completions, gold):\n    return [len(each) for each in gold]\n")
     assert await UserFunction(path, "text", "gold").score(SAMPLES) == [Score(2.0), Score(2.0)]
