@@ -41,7 +41,7 @@ SEARCH_R1 = {
 BY_SOURCE = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     if data_source == "openai/gsm8k":
-        assert extra_info == {"split": "train", "index": 7}, extra_info
+        assert extra_info == {"split": "train", "index": 7, "num_turns": 2}, extra_info
         return float(solution_str == ground_truth)
     if data_source == "nq":
         assert extra_info["split"] == "test"
