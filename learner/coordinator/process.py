@@ -114,9 +114,7 @@ def _encoder(settings: Settings, model: Path | None) -> RowEncoder | None:
 def _held_out_sets(settings: Settings) -> list[HeldOutSet]:
     """Return the sets of every evaluation, data.eval's first."""
     data, evaluation = settings.data, settings.eval
-    sets: list[HeldOutSet] = []
-    if settings.is_of_rows:  # their ranks score data.eval: learner/objectives/held_out.py
-        return sets
+    sets = []
     if data.eval:
         sets.append(HeldOutSet(load_prompts(data.eval, data)[: evaluation.num_prompts], evaluation.samples))
     for one in evaluation.sets:

@@ -10,7 +10,7 @@ messages, rejected_response                                all but the last mess
 
 from typing import Any
 
-from learner.data.sft_forms import BadRowError, Chat, Content, recognise
+from learner.data.sft_forms import BadRowError, Chat, Content, recognise, refuse_unread
 
 _ANSWERS = ("chosen", "rejected")
 _LAST_MESSAGE = "messages + rejected_response"
@@ -25,6 +25,7 @@ def recognise_pair(row: dict[str, Any]) -> tuple[str, list[Content]]:
         form, rows = _of_columns(row)
     else:
         raise BadRowError(f"has the keys {sorted(row)}, expected chosen + rejected, or {_LAST_MESSAGE}")
+    refuse_unread(row, reads_system=any(key in row for key in ("conversations", "instruction")))
     if rows[0] == rows[1]:
         raise BadRowError("has equal answers in chosen and rejected: they say nothing about each other")
     return form, [recognise(each)[1] for each in rows]

@@ -105,9 +105,18 @@ def recognise(row: dict[str, Any]) -> tuple[str, Content]:
         if all(column in row for column in columns):
             if row.get("label") in (True, False, "true", "false", "True", "False"):
                 raise BadRowError("has a label that is true or false: fine-tuning would learn the bad answers too")
+            refuse_unread(row, reads_system=read in (_share_gpt, _alpaca))
             return " + ".join(columns), read(row)
     expected = ", ".join(" + ".join(columns) for columns, _ in _FORMS)
     raise BadRowError(f"has the keys {sorted(row)}, expected one of these: {expected}")
+
+
+def refuse_unread(row: dict[str, Any], *, reads_system: bool) -> None:
+    """Raise BadRowError for a column that changes what is learnt and that the row's form does not read."""
+    if row.get("system") and not reads_system:
+        raise BadRowError("has the column system, which this form does not read. Make it a message of the role system")
+    if unread := [key for key in ("images", "image", "videos", "audios") if row.get(key)]:
+        raise BadRowError(f"has the column {unread[0]}, and only text can be learnt")
 
 
 def _segments(row: dict[str, Any]) -> Segments:

@@ -24,23 +24,34 @@ MeanOf = Callable[[Sums], dict[str, Tensor]]
 
 
 class HeldOut:
-    """Scores data.eval after the first step, every eval.every_steps and after the last step."""
+    """Scores data.eval before the first step, in its line, after every eval.every_steps, and after the last step."""
 
-    def __init__(self, roles: Roles, settings: Settings, model: Path, loss: LossFunction, reduce: Reduce) -> None:
+    def __init__(
+        self, roles: Roles, settings: Settings, model: Path, loss: LossFunction, mean_of: MeanOf, reduce: Reduce
+    ) -> None:
         """Read the rows on rank 0, which gives them to the others. Collective.
 
         model: folder of the tokenizer. reduce: sums over all ranks, float64 on the CPU.
         """
-        self._roles, self._loss, self._reduce = roles, loss, reduce
+        self._roles, self._loss, self._mean_of, self._reduce = roles, loss, mean_of, reduce
         self._evals, self._last_step = settings.eval, settings.run.max_steps
         self._micro_batches: list[MicroBatch] = []
         if self._evals.every_steps and settings.data.eval:
             self._micro_batches = _pack(_rows_of_rank_0(settings, model), settings.learner.micro_batch_tokens)
 
-    def metrics(self, step: int, mean_of: MeanOf) -> dict[str, float]:
-        """Return the scores after this step, empty when none are due. Collective."""
-        every, is_first = self._evals.every_steps, step == 1 and self._evals.before
-        if not self._micro_batches or not (is_first or step % every == 0 or step == self._last_step):
+    def before(self, step: int) -> dict[str, float]:
+        """Return the scores before the first step, empty when they are not due. Collective."""
+        return self._scores() if step == 1 and self._evals.before and self._last_step > 1 else {}
+
+    def after(self, step: int) -> dict[str, float]:
+        """Return the scores after this step, empty when they are not due. Collective."""
+        if not self._micro_batches:
+            return {}
+        is_due = step % self._evals.every_steps == 0 and (step > 1 or not self._evals.before)
+        return self._scores() if is_due or step == self._last_step else {}
+
+    def _scores(self) -> dict[str, float]:
+        if not self._micro_batches:
             return {}
         totals: Sums = {}
         with torch.no_grad():
@@ -50,7 +61,7 @@ class HeldOut:
                 add_sums(totals, {"loss": loss, "num_tokens": torch.tensor(each.num_model_tokens), **sums})
         names = sorted(totals)
         over_ranks = self._reduce(torch.stack([totals[name].double() for name in names]))
-        means = mean_of(dict(zip(names, over_ranks, strict=True)))
+        means = self._mean_of(dict(zip(names, over_ranks, strict=True)))
         return {f"eval/{MAIN_SET}/{name}": float(each) for name, each in means.items()}
 
 

@@ -41,10 +41,11 @@ class Preference:
         self._roles = roles
         self._num_epochs = settings.learner.num_epochs
         self._loss = PairLoss(settings.preference)
-        self._held_out = HeldOut(roles, settings, model, self._loss, reduce)
+        self._held_out = HeldOut(roles, settings, model, self._loss, _held_out_means, reduce)
 
     def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
         """Take one step and return its outcome. Collective. Arguments: as `PolicyGradient.take_step`."""
+        held_out = self._held_out.before(batch.step)
         is_trained = [True] * len(batch.facts)
         plan = plan_updates(batch, trajectories, policy_version, torch.ones_like, is_trained)
         micro_batches = add_fixed_columns(plan.micro_batches, self._roles, with_old=False)
@@ -54,7 +55,7 @@ class Preference:
             for _ in range(self._num_epochs)
             for num, (_, part) in zip(num_planned, plan.split(micro_batches), strict=True)
         ]
-        held_out = self._held_out.metrics(batch.step, _held_out_means)
+        held_out |= self._held_out.after(batch.step)
         num_trained_tokens = sum(update.num_model_tokens for update in plan.updates)
         return outcome_of(results, num_trained_tokens, {**_pair_metrics(results), **held_out})
 

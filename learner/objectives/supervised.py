@@ -33,10 +33,11 @@ class Supervised:
         """Arguments: as of `HeldOut`."""
         self._policy = roles.policy
         self._num_epochs = settings.learner.num_epochs
-        self._held_out = HeldOut(roles, settings, model, weighted_nll, reduce)
+        self._held_out = HeldOut(roles, settings, model, weighted_nll, _mean_per_token, reduce)
 
     def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
         """Take one step and return its outcome. Collective. Arguments: as `PolicyGradient.take_step`."""
+        held_out = self._held_out.before(batch.step)
         is_trained = [True] * len(batch.facts)
 
         def weigh(counts: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ class Supervised:
             for _ in range(self._num_epochs)
             for update, part in plan.split(plan.micro_batches)
         ]
-        held_out = self._held_out.metrics(batch.step, lambda sums: {"loss": sums["loss"] / sums["num_tokens"]})
+        held_out |= self._held_out.after(batch.step)
         return outcome_of(results, sum(update.num_model_tokens for update in plan.updates), held_out)
 
 
@@ -65,6 +66,10 @@ def outcome_of(results: Sequence[StepResult], num_trained_tokens: int, others: M
         **others,
     }
     return StepOutcome(len(refused) < len(results), detail, metrics)
+
+
+def _mean_per_token(sums: Sums) -> dict[str, Tensor]:
+    return {"loss": sums["loss"] / sums["num_tokens"]}
 
 
 def run_sft(

@@ -51,8 +51,13 @@ _USES = (
     ),
     _Use(
         lambda settings: settings.kl.coefficient > 0.0 or settings.objective == "dpo",
-        ("reference", "kl.place", "kl.form"),
+        ("reference",),
         "kl.coefficient is 0, and the reference is of the KL alone. Set kl.coefficient, such as 0.001, or remove it.",
+    ),
+    _Use(
+        lambda settings: settings.kl.coefficient > 0.0,
+        ("kl.place", "kl.form"),
+        "kl.coefficient is 0. Set kl.coefficient, such as 0.001, or remove it.",
     ),
     _Use(
         lambda settings: settings.objective != "dpo" or settings.preference.has_reference,
@@ -68,6 +73,11 @@ _USES = (
         lambda settings: settings.preference.loss in ("sigmoid", "robust"),
         ("preference.label_smoothing",),
         "preference.loss is not sigmoid or robust. Set it, or remove the smoothing.",
+    ),
+    _Use(
+        lambda settings: settings.preference.has_reference,
+        ("preference.average",),
+        "preference.loss = simpo and orpo always have means. Remove it.",
     ),
     _Use(
         lambda settings: settings.preference.loss == "simpo",

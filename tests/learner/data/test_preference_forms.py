@@ -54,6 +54,8 @@ def test_texts_are_completions_of_their_prompt() -> None:
         ({"chosen": [USER, says("a")], "rejected": [SYSTEM, says("b")]}, "do not begin with the same message"),
         ({"chosen": [USER, says("a")], "rejected": [USER]}, "the other one continues"),
         ({"prompt": "q", "chosen": 1, "rejected": 2}, "completion is 1, expected a string"),
+        ({"system": "s", "prompt": "q", "chosen": "a", "rejected": "b"}, "has the column system, which this form does"),
+        ({"images": ["p.png"], "prompt": "q", "chosen": "a", "rejected": "b"}, "has the column images, and only text"),
         ({"messages": [USER], "rejected_response": "b"}, "does not end with the assistant's chosen answer"),
     ],
 )
