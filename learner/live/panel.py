@@ -23,7 +23,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_POINTS = 32
 _SPARK_COLUMNS = 48  # of the panel, without the sparkline
 _SMALL = (80, 24)  # columns, rows
-_FACT_ROWS = 16  # of the panel, without servers and messages
+_FACT_ROWS = 17  # of the panel, without servers and messages
 _NUM_SERVERS = 8
 _PACE_STEPS = 20
 _RATE_S = 10.0
@@ -119,6 +119,7 @@ def render_panel(
 ) -> RenderableType:
     """Return the panel. messages: (Unix time, text), oldest first. size: columns and rows of the terminal."""
     columns, rows = size
+    num_servers = max(2, min(_NUM_SERVERS, rows - _FACT_ROWS - 2 * len(messages)))
     parts: list[RenderableType] = [_progress(state, elapsed_s)]
     if state.status is None or not state.newest:
         parts.append(Text(state.phase, style="dim"))
@@ -130,12 +131,23 @@ def render_panel(
             facts.add_row(label, shown if isinstance(shown, Text) else Text(shown, no_wrap=True, overflow="ellipsis"))
         parts.append(facts)
         if not state.is_over:
-            num_shown = max(2, min(_NUM_SERVERS, rows - _FACT_ROWS - 1 - 2 * len(messages)))
-            parts.append(_servers(state, state.status, num_shown))
+            parts.append(_servers(state, state.status, num_servers))
             parts.append(Text(one_line(state.status.detail), style="dim", no_wrap=True, overflow="ellipsis"))
-    for at, text in messages:
+    num_free = rows - _FACT_ROWS - (0 if state.is_over else num_servers)
+    for at, text in _fitting(messages, columns, num_free):
         parts.append(Text(f"{time.strftime('%H:%M:%S', time.localtime(at))} {text}", style="yellow"))
     return Panel(Group(*parts), title="sluice", title_align="left", box=box.ROUNDED, border_style="cyan")
+
+
+def _fitting(messages: Sequence[tuple[float, str]], columns: int, rows: int) -> list[tuple[float, str]]:
+    """Return the newest messages that fit into the rows, at least one: the terminal would cut the newest off."""
+    shown: list[tuple[float, str]] = []
+    for message in reversed(messages):
+        rows -= 1 + (len(message[1]) + 9) // (columns - 12)
+        if shown and rows < 0:
+            break
+        shown.insert(0, message)
+    return shown
 
 
 def sparkline(values: Sequence[float], num_points: int = _SPARK_POINTS) -> str:

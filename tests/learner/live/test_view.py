@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from rich.console import Console
 
 from learner.disk.run_folder import MetricsReader
-from learner.live.panel import GenerationRates, PanelState, describe_slowness, seconds_left, sparkline
+from learner.live.panel import GenerationRates, PanelState, describe_slowness, render_panel, seconds_left, sparkline
 from learner.live.status import RunStatus, ServerStatus
 from learner.live.view import LiveView
 
@@ -154,6 +155,14 @@ def test_panel_keeps_the_last_three_messages_as_plain_text() -> None:
     last_frame = _panel(num_messages=4).rsplit("╭", 1)[1]
     assert "warning 0" not in last_frame
     assert "warning 3 [bold]" in last_frame
+
+
+def test_panel_of_a_small_terminal_has_the_newest_message_whole_and_leaves_older_ones_out() -> None:
+    state = PanelState(total_steps=9, status=_STATUS)
+    console = Console(file=io.StringIO(), width=80, record=True)
+    console.print(render_panel(state, [(0.0, "old " * 60), (1.0, "new " * 60)], 1.0, (80, 24)))
+    text = console.export_text()
+    assert (text.count("old"), text.count("new"), len(text.splitlines()) < 24) == (0, 60, True)
 
 
 def test_terminal_gets_its_cursor_back_when_the_run_is_interrupted() -> None:
