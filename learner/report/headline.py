@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from learner.disk.run_folder import comparable_since, main_set
 from learner.report.facts import LedgerFacts, RunFacts
 from protocol.settings.settings import Settings
 
 _TRAIN_STEPS = 10
+_HELD_OUT_LOSS = "eval/held_out/loss"
 # Figure of a set's metrics eval/SET/ -> its label.
 _SCORES = {"reward": "sampled at temperature {}", "greedy": "greedy"}
 
@@ -68,10 +69,12 @@ def _verdict(scores: Sequence[ScoreRow]) -> str:
     clear = [row for row in gains if row.is_clear]
     worse = [row for row in clear if not row.is_better]
     row = (worse or clear or gains)[-1]
-    doubt = "" if clear else ", less than two standard errors" if row.has_error else ", without held-out prompts"
+    doubt = "" if clear else ", less than two standard errors" if row.has_error else ", without a standard error"
     ends = " → ".join(text.split(" ")[0] for text in (row.before, row.after))
     name = f"held-out score ({row.name})" if row.has_error else row.name
-    return f"{'No' if worse else 'Yes' if clear else 'Not shown'}: {name} {ends}{doubt}."
+    return (
+        f"{'No' if worse else 'Yes' if clear else 'Not shown' if row.has_error else 'Perhaps'}: {name} {ends}{doubt}."
+    )
 
 
 def _ending(run: RunFacts) -> str:
@@ -83,7 +86,7 @@ def _ending(run: RunFacts) -> str:
 
 
 def _scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], list[str]]:
-    """Return the held-out scores with column titles and explanation; without them the training rewards."""
+    """Return the held-out scores with column titles and explanation; without them the loss or training rewards."""
     if (compared := _compared_lines(run.lines)) is None:
         return _training_scores(run)
     first, last = compared
@@ -131,6 +134,11 @@ def _explain_scores(run: RunFacts, first: Line, last: Line, has_warm_start: bool
 
 
 def _training_scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], list[str]]:
+    if losses := [line for line in run.lines if _HELD_OUT_LOSS in line]:
+        before, after = losses[0][_HELD_OUT_LOSS], losses[-1][_HELD_OUT_LOSS]
+        row = _row("held-out loss", before, after if len(losses) > 1 else None, [math.nan, math.nan])
+        fell = replace(row, is_better=None if row.is_better is None else not row.is_better)
+        return [fell], (f"step {_version(losses[0])}", f"step {_version(losses[-1])}"), []
     rewards = [line["reward/mean"] for line in run.lines if "reward/mean" in line]
     num = min(_TRAIN_STEPS, len(rewards) // 2)
     text = "No held-out evaluation is on record: eval.every_steps is 0, or none had ended."

@@ -38,6 +38,7 @@ Spread of advantages: policy/advantage_std standard deviation
 Response length (tokens): length/mean mean, length/better better than average, length/worse others
 Samples cut off (share): length/truncated_share cut off
 Turns: length/turns mean
+Alarms: health/alarms alarms
 Staleness (policy versions): data/staleness_max max, data/staleness_mean mean
 Seconds in a step: time/wait_s wait for data, time/train_s train, time/push_s push
 Seconds in a push: time/push_wait_s wait for servers, time/push_transfer_s transfer, time/push_pause_s servers paused

@@ -30,9 +30,9 @@ class MetricsPages:
         self._report: threading.Thread | None = None
 
     @property
-    def where(self) -> str:
-        """The pages' places, as sentences to follow another; empty without a page."""
-        return "".join(f" {page.where}" for page in self._pages)
+    def where(self) -> list[str]:
+        """The pages' places, a sentence each."""
+        return [page.where for page in self._pages if page.where]
 
     def open(self) -> None:
         """Begin the pages, or continue those of the run folder."""

@@ -70,6 +70,14 @@ def test_report_answers_four_questions_and_each_has_its_section(folder: Path) ->
     )
 
 
+def test_report_of_demonstrations_compares_the_held_out_loss_and_less_is_better(tmp_path: Path) -> None:
+    lines = [{"step": step, "eval/held_out/loss": loss} for step, loss in ((0, 6.0), (4, 5.0))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_report(tmp_path, None).read_text(encoding="utf-8")
+    assert "Is it learning? Perhaps: held-out loss 6.000 → 5.000, without a standard error." in _text(page)
+    assert '<td class="better">-1.000</td>' in page
+
+
 def test_report_shows_the_same_held_out_prompt_first_and_last_with_its_label(folder: Path) -> None:
     text = _text(_page(folder))
     assert "better label: right a reward 0 → 1 Question a? step 0 guess step 3 &lt;b&gt;found&lt;/b&gt;" in text
@@ -218,11 +226,6 @@ def test_steps_taken_again_after_a_resume_count_once(folder: Path) -> None:
     run = read_run(folder)
     assert [line["step"] for line in run.lines] == [0, 1, 2]
     assert (run.lines[-1]["policy/loss"], run.num_redone) == (9.0, 2)
-
-
-def test_report_command_prints_the_path(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(folder), "--tokenizer", str(folder.parent / "model")]) == 0
-    assert capsys.readouterr().out == f"{folder / 'report.html'}\n"
 
 
 def test_comparison_has_the_scores_the_settings_that_differ_and_both_curves(
