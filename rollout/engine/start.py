@@ -6,6 +6,7 @@ from typing import Any
 
 from protocol.errors import NeighbourError, SettingsError
 from protocol.node.home import sluice_home
+from protocol.one_line import one_line
 from protocol.settings.rollout import LOGPROBS_MODE
 from protocol.settings.run_spec import EngineRequest
 from rollout.engine.stop_strings import has_fast_tokenizer
@@ -45,7 +46,9 @@ def start_vllm(spec: EngineRequest) -> Any:
         )
         config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)  # other contexts batch 128 sequences
     except (TypeError, ValueError) as error:
-        raise SettingsError(f"settings: vLLM refuses the engine settings of {spec.model}: {error}") from error
+        raise SettingsError(
+            f"settings: vLLM refuses the engine settings of {spec.model}: {one_line(error, 2000)}"
+        ) from error
     try:
         return AsyncLLM.from_vllm_config(config, disable_log_stats=args.disable_log_stats)
     except RuntimeError as error:
