@@ -197,9 +197,9 @@ def survived(cluster: FlowCluster, slow_user: Bring) -> "subprocess.CompletedPro
     left = slow_user.left("survived")
     with cluster.running(*slow_user.options("survived", {"run.max_steps": 6})) as run:
         run.wait_until(lambda: left.last_step >= 2)
-        wait_until(lambda: len(_engines(cluster)) == 1)
-        (engine,) = _engines(cluster)
-        engine.kill()
+        wait_until(lambda: _engines(cluster) != [])
+        for engine in _engines(cluster):  # an earlier test may have left a warm server
+            engine.kill()
         return run.finished()
 
 
