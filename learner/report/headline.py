@@ -111,7 +111,7 @@ def _explain_scores(run: RunFacts, first: Line, last: Line, has_warm_start: bool
     texts = []
     if _version(first) == 0:
         origin = "the warm start" if has_warm_start else "the starting model"
-        texts.append(f"The first column is the score of {origin} before RL; the difference is the gain from RL.")
+        texts.append(f"The first column is the score of {origin} before RL; the change is the gain from RL.")
     else:
         texts.append(
             f"No score from before RL is recorded: the first evaluation is of step {_version(first)}, so the gain "
