@@ -59,7 +59,15 @@ def _translate(error: Exception, who: str, timeout_s: float) -> tuple[Exception,
     if isinstance(error, ActorUnavailableError):
         return AwayError(who, "died: its process or its node is gone or unreachable"), None
     if isinstance(error, ActorDiedError):
-        return NeighbourError(who, f"died: {first_line(error).rstrip('.')}"), None
+        return NeighbourError(who, _end_of(error)), None
     if isinstance(error, RayError):
         return NeighbourError(who, f"failed: {first_line(error)}"), error
     return error, None
+
+
+def _end_of(error: Exception) -> str:
+    """Return why an actor died: of a failed constructor, whose traceback is Ray's text, the last line."""
+    lines = str(error).strip().splitlines()
+    if len(lines) > 1 and "raised in its creation task" in lines[0]:
+        return f"could not start: {lines[-1].strip()}"[:_REASON_LENGTH]
+    return f"died: {first_line(error).rstrip('.')}"

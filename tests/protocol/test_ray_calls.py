@@ -62,6 +62,12 @@ def test_death_of_the_callee_is_one_line() -> None:
     assert found.__cause__ is None
 
 
+def test_callee_whose_constructor_failed_is_named_with_its_exception() -> None:
+    cause = RayTaskError("Pool.__init__", "Traceback over there\nRuntimeError: no such operator", RuntimeError("no such operator"))
+    found = reported(ActorDiedError(cause))
+    assert str(found) == "rollout-3: could not start: RuntimeError: no such operator"
+
+
 def test_callee_that_ray_starts_again_is_away() -> None:
     found = reported(ActorUnavailableError("the actor is away\nand\nmore", None))
     assert type(found) is AwayError
