@@ -63,7 +63,9 @@ def test_death_of_the_callee_is_one_line() -> None:
 
 
 def test_callee_whose_constructor_failed_is_named_with_its_exception() -> None:
-    cause = RayTaskError("Pool.__init__", "Traceback over there\nRuntimeError: no such operator", RuntimeError("no such operator"))
+    cause = RayTaskError(
+        "Pool.__init__", "Traceback over there\nRuntimeError: no such operator", RuntimeError("no such operator")
+    )
     found = reported(ActorDiedError(cause))
     assert str(found) == "rollout-3: could not start: RuntimeError: no such operator"
 
