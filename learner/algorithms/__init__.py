@@ -1,4 +1,4 @@
 """The mathematics: pure functions of tensors.
 
-Reading order: by_name, advantages/, losses/, corrections/, aggregate, kl, whiten, shaping/.
+Reading order: by_name, advantages/, losses/, importance, aggregate, kl, whiten, shaping.
 """

@@ -1,6 +1,6 @@
 """Advantages, losses and corrections by their names in the settings, and the algorithm that a run's settings select.
 
-A new one is a file, a line here, and its name in `protocol.settings.algorithm`; a test compares the two lists.
+A new one is a function, a line here, and its name in `protocol.settings.algorithm`; a test compares the two lists.
 A user's own is FILE.py:name.
 """
 
@@ -15,12 +15,7 @@ from learner.algorithms.advantages.opo import opo_advantages
 from learner.algorithms.advantages.reinforce_pp import reinforce_pp_advantages
 from learner.algorithms.advantages.reinforce_pp_baseline import reinforce_pp_baseline_advantages
 from learner.algorithms.advantages.rloo import rloo_advantages
-from learner.algorithms.corrections.band import Band
-from learner.algorithms.corrections.geo_mask import keep_near_answers
-from learner.algorithms.corrections.icepop import keep_in_band
-from learner.algorithms.corrections.none import keep_all
-from learner.algorithms.corrections.token_weights import Correction
-from learner.algorithms.corrections.truncated import keep_truncated
+from learner.algorithms.importance import Band, Correction, keep_all, keep_in_band, keep_near_answers, keep_truncated
 from learner.algorithms.losses.cispo import cispo_loss
 from learner.algorithms.losses.gspo import gspo_loss
 from learner.algorithms.losses.policy_loss import Clip, PolicyLoss

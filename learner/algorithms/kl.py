@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.algorithms.ratio import log_ratio
+from learner.algorithms.importance import log_ratio
 
 _MAX_ESTIMATE = 10.0  # bound of one token's estimate, in either direction
 _MAX_ERROR = 0.2  # bound of the controller's relative error

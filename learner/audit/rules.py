@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from learner.audit.run import AuditedRun, Breach
 from learner.audit.steps import Steps, Terms
-from learner.data.names import GroupName
 from learner.data.prompt_order import order_of
+from learner.data.prompts import GroupName
 from learner.disk.run_folder import LEDGER, parse_metrics_line
 from learner.ledger.ledger import HELD_LINE, NOT_APPLIED
 

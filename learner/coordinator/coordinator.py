@@ -32,8 +32,7 @@ from learner.coordinator.groups.score_filter import ScoreFilter
 from learner.coordinator.leases import LeaseRecall, Leases, OverdueLimit
 from learner.coordinator.servers import Servers
 from learner.coordinator.steps.current_step import CurrentStep
-from learner.coordinator.steps.record import RunRecord
-from learner.coordinator.steps.step_lines import StepLines
+from learner.coordinator.steps.record import RunRecord, StepLines
 from learner.coordinator.window import StalenessWindow
 from learner.data.prompts import Prompt
 from learner.data.sft_rows import RowEncoder

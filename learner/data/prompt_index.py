@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.data.files import RowFile
-from learner.data.names import HASH_BYTES, UID_BYTES
+from learner.data.prompts import HASH_BYTES, UID_BYTES
 from protocol.disk.files import replacing
 
 

@@ -1,13 +1,13 @@
-"""Conversion of rows to prompts: rows of Sluice, verl, Search-R1 and OpenRLHF."""
+"""Conversion of rows to prompts: rows of Sluice, verl, Search-R1 and OpenRLHF; uids of prompts, names of groups."""
 
 import json
+import re
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from learner.data.names import HASH_BYTES, make_uid
 from learner.data.prompt_rows import Row
 from protocol.errors import SettingsError
 from protocol.message_texts import ContentError, with_texts
@@ -15,6 +15,43 @@ from protocol.prompt_template import Part, parse_template
 from protocol.settings.data import DataEntry, DataSettings
 from protocol.wire.codec import Limits
 from protocol.wire.messages import Columns, Text, Turns
+
+_PREFIX = {"train": "e", "eval": "eval-"}
+_WRITTEN = re.compile(r"(?P<prefix>e|eval-)(?P<number>\d+)-(?P<uid>.+)", re.DOTALL)
+
+
+class GroupName(NamedTuple):
+    """Example: str(GroupName("train", 2, "c10f")) == "e2-c10f"; the evaluation of step 50 has "eval-50-c10f"."""
+
+    kind: Literal["train", "eval"]  # use of the group; eval: a held-out prompt of an evaluation
+    number: int  # train: epoch, from 0; eval: evaluated step
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{_PREFIX[self.kind]}{self.number}-{self.uid}"
+
+    @classmethod
+    def parse(cls, text: str) -> "GroupName | None":
+        """Return the name that `text` is the string of; None for any other text."""
+        found = _WRITTEN.fullmatch(text)
+        if found is None:
+            return None
+        return cls("train" if found["prefix"] == "e" else "eval", int(found["number"]), found["uid"])
+
+
+UID_BYTES = 10
+HASH_BYTES = 8  # of `Prompt.row_hash`
+_encode = json.JSONEncoder(sort_keys=True, check_circular=False, default=str).encode
+
+
+def make_uid(name: str, number: int, prompt: Any, label: Any) -> str:
+    """Return the uid of a row: a hash of a JSON text of file name, line or row number (from 1), prompt and label.
+
+    The JSON text must never change: resumed runs find their prompts by uid.
+    """
+    text = _encode([name, number, prompt, label])
+    return sha256(text.encode()).hexdigest()[: 2 * UID_BYTES]
+
 
 # A lease is one header of at most protocol.wire.codec.Limits.header_bytes; 64 KiB are reserved for its other fields.
 MAX_ROW_BYTES = Limits().header_bytes - (1 << 16)

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from learner.algorithms.by_name import algorithm_of
-from learner.algorithms.corrections.token_weights import token_weights
+from learner.algorithms.importance import log_ratio, token_weights
 from learner.algorithms.losses.value_loss import value_loss
-from learner.algorithms.ratio import log_ratio
 from learner.models.critic import ValueLoss
 from learner.models.gradient import LossFunction, StepResult, Sums
 from learner.models.micro_batch import MicroBatch

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from learner.algorithms.ratio import log_ratio
+from learner.algorithms.importance import log_ratio
 from learner.models.gradient import ROUTER_AUX_LOSS, StepResult, Sums
 from learner.models.micro_batch import MicroBatch
 

@@ -9,8 +9,7 @@ from collections.abc import MutableMapping, Sequence
 import torch
 from torch import Tensor
 
-from learner.algorithms.shaping.running_moments import RunningMoments
-from learner.algorithms.shaping.shape import ShapedRewards, shape_rewards
+from learner.algorithms.shaping import RunningMoments, ShapedRewards, shape_rewards
 from learner.models.micro_batch import MicroBatch
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch

@@ -6,6 +6,7 @@ Shapes: P prompts, G samples of each, K model tokens of one trajectory in order.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 # (rewards [P, G] float64, model tokens of each sample [P, G] float64) -> advantages [P, G], one per sample
@@ -28,3 +29,17 @@ class Advantage:
     def __post_init__(self) -> None:
         if (self.of_groups is None) == (self.of_tokens is None):
             raise ValueError("an advantage has either of_groups or of_tokens")
+
+
+def check_group(rewards: Tensor) -> None:
+    if rewards.shape[1] < 2:
+        raise ValueError("a group needs at least 2 samples: one sample has no group to be compared with")
+
+
+def is_equal(rewards: Tensor) -> Tensor:
+    return rewards.amax(dim=1, keepdim=True) == rewards.amin(dim=1, keepdim=True)
+
+
+def distances_from_mean(rewards: Tensor) -> Tensor:
+    """Exactly zero for equal rewards: rounding in the mean would otherwise be divided by a deviation of 1e-6."""
+    return torch.where(is_equal(rewards), torch.zeros_like(rewards), rewards - rewards.mean(dim=1, keepdim=True))

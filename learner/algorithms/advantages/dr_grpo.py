@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from learner.algorithms.advantages.of_groups import check_group, distances_from_mean
+from learner.algorithms.advantages.advantage import check_group, distances_from_mean
 
 
 def dr_grpo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:

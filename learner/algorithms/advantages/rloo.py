@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from learner.algorithms.advantages.of_groups import check_group, is_equal
+from learner.algorithms.advantages.advantage import check_group, is_equal
 
 
 def rloo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:

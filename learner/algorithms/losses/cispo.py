@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from learner.algorithms.importance import log_ratio
 from learner.algorithms.losses.policy_loss import Clip
-from learner.algorithms.ratio import log_ratio
 
 
 def cispo_loss(

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from learner.algorithms.importance import log_ratio, trajectory_means
 from learner.algorithms.losses.policy_loss import Clip
-from learner.algorithms.ratio import log_ratio
-from learner.algorithms.trajectory_means import trajectory_means
 
 
 def gspo_loss(

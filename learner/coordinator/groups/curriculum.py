@@ -8,7 +8,7 @@ import re
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.groups.prompt_source import PromptSource
 from learner.data.filtered import LEFT_OUT, mean_score
-from learner.data.names import GroupName
+from learner.data.prompts import GroupName
 from learner.ledger.ledger import Ledger
 from protocol.settings.settings import Settings
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from learner.coordinator.groups.eval_scores import HeldOutSet, describe_answers, evaluation_metrics
 from learner.coordinator.groups.group import Group
-from learner.data.names import GroupName
+from learner.data.prompts import GroupName
 from learner.data.text_decoder import TextDecoder
 
 

@@ -7,10 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from learner.coordinator.groups.group import Group
-from learner.data.names import GroupName
 from learner.data.prompt_order import USUAL_ORDER, order_name, order_of
 from learner.data.prompt_set import find_prompts, prompts_digest, rows_by_entry, rows_digest, uid_at
-from learner.data.prompts import Prompt
+from learner.data.prompts import GroupName, Prompt
 from learner.ledger.ledger import Ledger
 from protocol.errors import SettingsError
 from protocol.settings.data import in_words

@@ -1,1 +1,1 @@
-"""The running step and its line of metrics. Reading order: current_step, step_batch, step_lines, record."""
+"""The running step and its line of metrics. Reading order: current_step, step_batch, record."""

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from learner.coordinator.accounts import Accounts
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.servers import Servers
+from learner.coordinator.steps.record import StepLines
 from learner.coordinator.steps.step_batch import StepBatch, build_step
-from learner.coordinator.steps.step_lines import StepLines
 from learner.coordinator.window import StalenessWindow
 from learner.live.alarms import HealthWatch
 from protocol.errors import FrameError

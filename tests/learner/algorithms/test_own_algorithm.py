@@ -14,8 +14,8 @@ from protocol.settings.learner import LearnerSettings
 
 OWN = """
 from learner.algorithms.advantages.advantage import Advantage
-from learner.algorithms.corrections.band import Band
-from learner.algorithms.corrections.token_weights import Correction
+from learner.algorithms.importance import Band
+from learner.algorithms.importance import Correction
 from learner.algorithms.losses.policy_loss import PolicyLoss
 
 def doubled(rewards, lengths):

@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.shaping.overlong import overlong_penalty
-from learner.algorithms.shaping.running_moments import RunningMoments
-from learner.algorithms.shaping.shape import ShapedRewards, shape_rewards
+from learner.algorithms.shaping import RunningMoments, ShapedRewards, overlong_penalty, shape_rewards
 from protocol.settings.rewards import RewardsSettings
 
 REWARDS = [0.0, 1.0, 20.0, -30.0]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from learner.data.prompt_set import load_prompts
-from learner.data.prompts import MAX_ROW_BYTES
+from learner.data.prompts import MAX_ROW_BYTES, GroupName
 from protocol.errors import SettingsError
 from protocol.settings.data import DataSettings
 from protocol.wire.codec import Decoder, encode
@@ -117,3 +117,22 @@ def test_the_largest_row_fits_a_lease(tmp_path: Path) -> None:
     )  # fmt: skip
     decoder: Decoder[Message] = Decoder(ToServer)
     assert decoder.decode(encode(lease)) == (lease, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (GroupName("train", 0, "aa"), "e0-aa"),
+        (GroupName("train", 12, "file-7"), "e12-file-7"),
+        (GroupName("eval", 50, "aa"), "eval-50-aa"),
+        (GroupName("eval", 0, "e1-aa"), "eval-0-e1-aa"),
+    ],
+)
+def test_a_group_name_is_read_as_it_was_written(name: GroupName, text: str) -> None:
+    assert str(name) == text
+    assert GroupName.parse(text) == name
+
+
+@pytest.mark.parametrize("text", ["", "aa", "e-aa", "e1", "e1-", "eval-aa", "xe1-aa", "eval-1-"])
+def test_what_is_no_group_name_is_not_read(text: str) -> None:
+    assert GroupName.parse(text) is None

@@ -1,13 +1,41 @@
 """Shaping of a step's rewards. Shape: N trajectories of the step, over all ranks."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from learner.algorithms.shaping.overlong import overlong_penalty
-from learner.algorithms.shaping.running_moments import RunningMoments
 from protocol.settings.rewards import RewardsSettings
+
+_EPSILON = 1e-8
+
+
+@dataclass(frozen=True)
+class RunningMoments:
+    """Three numbers, for the checkpoint."""
+
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0  # sum of squared distances from the mean
+
+    def after(self, rewards: Tensor) -> "RunningMoments":
+        """Return the moments with these rewards [N] added. Source: Chan, Golub, LeVeque (1979), eq. 2.1."""
+        if not len(rewards):
+            return self
+        new, mean = float(len(rewards)), float(rewards.mean())
+        count, difference = self.count + new, mean - self.mean
+        squares = float((rewards - mean).square().sum())
+        return RunningMoments(
+            count=count,
+            mean=self.mean + difference * new / count,
+            squares=self.squares + squares + difference**2 * self.count * new / count,
+        )
+
+    def normalise(self, rewards: Tensor) -> Tensor:
+        """Return (rewards [N] - mean) / (unbiased deviation + 1e-8)."""
+        deviation = math.sqrt(self.squares / max(1.0, self.count - 1.0))
+        return (rewards - self.mean) / (deviation + _EPSILON)
 
 
 @dataclass(frozen=True)
@@ -45,3 +73,14 @@ def shape_rewards(
         shaped = shaped - settings.truncated_penalty * is_truncated.to(shaped.dtype)
     is_left_out = is_truncated if settings.truncated == "mask" else torch.zeros_like(is_truncated)
     return ShapedRewards(shaped, ~is_left_out, moments)
+
+
+def overlong_penalty(lengths: Tensor, most: int, buffer: int, factor: float) -> Tensor:
+    """Return 0 up to `most - buffer` tokens, then falling to -factor at `most`, and -factor beyond.
+
+    lengths: [N] float64, model tokens of each trajectory.
+    Returns [N]: -min(length - (most - buffer), buffer) / buffer * factor.
+    Example: most 100, buffer 20, factor 1 gives 0 at 80 tokens, -0.5 at 90, -1 at 100 and at 120.
+    Source: DAPO, arXiv:2503.14476, eq. 13.
+    """
+    return -(lengths - (most - buffer)).clamp(0.0, buffer) / buffer * factor

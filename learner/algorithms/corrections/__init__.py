@@ -1,1 +1,0 @@
-"""One file for each correction of the behaviour policy."""

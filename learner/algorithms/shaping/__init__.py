@@ -1,1 +1,0 @@
-"""Reward shaping before advantages are computed, one file each. Together: shape."""
