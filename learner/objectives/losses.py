@@ -10,7 +10,7 @@ from learner.algorithms.losses.value_loss import value_loss
 from learner.models.critic import ValueLoss
 from learner.models.gradient import LossFunction, StepResult, Sums
 from learner.models.micro_batch import MicroBatch
-from learner.objectives.reference_kl import ReferenceKl
+from learner.objectives.advantages import ReferenceKl
 from learner.objectives.step_metrics import token_sums
 from protocol.settings.settings import Settings
 

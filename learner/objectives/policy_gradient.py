@@ -1,9 +1,9 @@
 """The policy gradient: one step of a rank, from a batch to metrics.
 
-rewards     shaped rewards of each trajectory                         token_rewards.py
+rewards     shaped rewards of each trajectory                         advantages.py
 plan        micro-batches of each update                              step_plan.py
 columns     values, reference and old logprobs, without a gradient    add_fixed_columns
-advantages  from the group's rewards, or along a trajectory's tokens  token_rewards.py, advantages.py
+advantages  from the group's rewards, or along a trajectory's tokens  advantages.py
 updates     mini-batches times epochs, of the policy, then the critic losses.py
 metrics     sums of all updates as the step's metrics line            step_metrics.py
 """
@@ -21,12 +21,18 @@ from learner.models.gradient import StepResult
 from learner.models.micro_batch import MicroBatch
 from learner.models.reference import ReferenceModel
 from learner.models.roles import CRITIC_STEPS, Roles
-from learner.objectives.advantages import of_groups, of_tokens, whiten_step
+from learner.objectives.advantages import (
+    ReferenceKl,
+    of_groups,
+    of_tokens,
+    shaped_rewards,
+    token_rewards,
+    trajectory_sums,
+    whiten_step,
+)
 from learner.objectives.losses import critic_metrics, make_critic_loss, make_loss
-from learner.objectives.reference_kl import ReferenceKl
 from learner.objectives.step_metrics import step_metrics
 from learner.objectives.step_plan import StepPlan, plan_updates
-from learner.objectives.token_rewards import shaped_rewards, token_rewards, trajectory_sums
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from learner.objectives.reference_kl import ReferenceKl
+from learner.objectives.advantages import ReferenceKl
 from protocol.settings.algorithm import KlSettings
 
 

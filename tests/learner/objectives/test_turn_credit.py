@@ -11,9 +11,8 @@ import torch
 
 from learner.algorithms.advantages.gae import gae_advantages
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
-from learner.objectives.advantages import of_tokens
+from learner.objectives.advantages import of_tokens, token_rewards
 from learner.objectives.policy_gradient import PolicyGradient
-from learner.objectives.token_rewards import token_rewards
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 from protocol.wire.trajectory import Trajectory, TurnReward
