@@ -9,8 +9,8 @@ from protocol.wire.channel import AsyncDealerChannel
 from rollout.endpoint.player import AgentPlayer
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.agents import PlayedByAgents
+from rollout.episodes.conversation import Generator
 from rollout.episodes.player import EpisodePlayer
-from rollout.episodes.sample import Generator
 from rollout.neighbours.node import Node
 from rollout.neighbours.services import Services
 from rollout.session.outbox import Outbox

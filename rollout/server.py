@@ -24,7 +24,7 @@ from rollout.attachment import Attachment, KeptOutbox, begin_attachment
 from rollout.attempt_fence import AttemptFence, fence_calls
 from rollout.engine.engine import Engine
 from rollout.engine.version_gate import VersionGate
-from rollout.episodes.sample import Generator
+from rollout.episodes.conversation import Generator
 from rollout.neighbours.node import FindNode, this_node
 from rollout.neighbours.services import Services
 

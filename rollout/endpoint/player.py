@@ -19,8 +19,7 @@ from rollout.endpoint.session import AgentSession
 from rollout.endpoint.sessions import Sessions
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.agents import AgentProgram, AgentTask
-from rollout.episodes.conversation import Conversations
-from rollout.episodes.sample import AGENT, Generator, SampleTask, Scorer, WrittenSoFar
+from rollout.episodes.conversation import AGENT, Conversations, Generator, SampleTask, Scorer, WrittenSoFar
 
 # A program that reported its reward over HTTP has this long to end.
 _PROGRAM_GRACE_S = 10.0

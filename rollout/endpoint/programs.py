@@ -11,7 +11,7 @@ from protocol.contained_tasks import contain_tasks
 from protocol.errors import NeighbourError
 from protocol.one_line import describe_error, one_line, place_of
 from rollout.environments.agents import AgentProgram, AgentTask
-from rollout.episodes.sample import AGENT
+from rollout.episodes.conversation import AGENT
 
 _END_S = 5.0
 

@@ -17,8 +17,7 @@ from rollout.engine.generation import Generation
 from rollout.environments.base import Chat, ToolRefusal
 from rollout.environments.tool_use.arguments import fit_arguments
 from rollout.environments.tool_use.call_formats import choose_reader
-from rollout.episodes.chat_tokens import ChatTokens
-from rollout.episodes.control_names import control_tokens
+from rollout.episodes.chat_tokens import ChatTokens, control_tokens
 from rollout.episodes.transcript import Transcript
 
 _T = TypeVar("_T")

@@ -23,8 +23,7 @@ from rollout.endpoint.responses import Histories
 from rollout.endpoint.retries import Retries
 from rollout.endpoint.turns import TurnReply, TurnRequest
 from rollout.engine.generation import Generation
-from rollout.episodes.conversation import Conversation, Conversations
-from rollout.episodes.sample import AGENT, SampleTask, WrittenSoFar
+from rollout.episodes.conversation import AGENT, Conversation, Conversations, SampleTask, WrittenSoFar
 
 _REPORTED = "its end was reported"
 

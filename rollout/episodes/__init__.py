@@ -1,1 +1,1 @@
-"""One sample, from prompt to trajectory. Reading order: sample, player, conversation, transcript, chat_tokens."""
+"""One sample, from prompt to trajectory. Reading order: player, conversation, transcript, chat_tokens."""

@@ -15,8 +15,15 @@ from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Chat, MakeEnvironment, Messages, Observation, Resources, Step, Turn
 from rollout.environments.guard import GuardedEnvironment
 from rollout.episodes.chat_tokens import ChatTokens
-from rollout.episodes.conversation import Conversation, Conversations
-from rollout.episodes.sample import Generator, SampleTask, Scorer, TurnListener, WrittenSoFar
+from rollout.episodes.conversation import (
+    Conversation,
+    Conversations,
+    Generator,
+    SampleTask,
+    Scorer,
+    TurnListener,
+    WrittenSoFar,
+)
 from rollout.episodes.transcript import Transcript
 from rollout.neighbours.sources import record_sources
 

@@ -1,4 +1,4 @@
 """Clients of reward services and retrievers.
 
-Reading order: services, reward_client, reward_endpoint, retriever_client, http/.
+Reading order: services, reward_client, retriever_client, http/.
 """

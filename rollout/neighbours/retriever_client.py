@@ -13,10 +13,9 @@ from protocol.errors import NeighbourError, OperatorError
 from protocol.http.bodies import Passage, read_passages
 from rollout.neighbours.batcher import Batcher, split_if_refused
 from rollout.neighbours.http.circuit_breaker import BreakerOpen, first_ready
-from rollout.neighbours.http.endpoint import HttpEndpoint, paused_deadline
+from rollout.neighbours.http.endpoint import HttpEndpoint, HttpPolicy, call_with_retries, paused_deadline
 from rollout.neighbours.http.failures import AttemptFailed, FailureKind
 from rollout.neighbours.http.pool import ClosedAtExit
-from rollout.neighbours.http.retries import HttpPolicy, call_with_retries
 from rollout.neighbours.sources import add_source
 
 _BOUNDARY = "retriever"

@@ -17,8 +17,7 @@ from rollout.environments.loading import load_environment, required_tools
 from rollout.environments.tool_use.tool_use import MakeToolUse
 from rollout.neighbours.http.pool import ClosedAtExit
 from rollout.neighbours.node import Node
-from rollout.neighbours.reward_client import NoRewards, RewardClient
-from rollout.neighbours.reward_endpoint import ScoreRequest
+from rollout.neighbours.reward_client import NoRewards, RewardClient, ScoreRequest
 from rollout.neighbours.tools.by_name import no_such_tool, open_tools
 from rollout.neighbours.tools.search import SearchTool
 

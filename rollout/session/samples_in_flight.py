@@ -17,7 +17,7 @@ from protocol.settings.rollout import RolloutSettings
 from protocol.wire import messages as m
 from rollout.environments.base import Task
 from rollout.environments.guard import ENVIRONMENT
-from rollout.episodes.sample import AGENT, Player, SampleTask, TurnListener, WrittenSoFar
+from rollout.episodes.conversation import AGENT, Player, SampleTask, TurnListener, WrittenSoFar
 from rollout.session.outbox import Failure, FailureCounts, FinishedSample, Item, Key, Outbox
 
 _MAX_GROUPS_REMEMBERED = 65536

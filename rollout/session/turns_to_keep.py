@@ -20,7 +20,7 @@ from protocol.wire import messages as m
 from protocol.wire.conversation import LARGEST_NUMBER, MAX_TURNS, ConversationPart, split_buffers
 from rollout.environments.guard import GuardedEnvironment
 from rollout.environments.snapshots import is_resumable, resume_from, snapshot_of
-from rollout.episodes.sample import SampleTask
+from rollout.episodes.conversation import SampleTask
 from rollout.episodes.transcript import Transcript
 
 _BUNDLE_S = 0.02  # turns that finish within this time share a message; the policy writes meanwhile

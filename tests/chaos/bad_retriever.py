@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from rollout.environments.base import Resources
 from rollout.environments.search import Search, render_passages
-from rollout.neighbours.http.retries import HttpPolicy
+from rollout.neighbours.http.endpoint import HttpPolicy
 from rollout.neighbours.retriever_client import RetrieverClient
 from tests.chaos.bad_rewards import POLICY, SHORT_POLICY, TIMEOUT_S
 from tests.chaos.rig.bad_http import MARKER, BadServer, bad_server, passages_of

@@ -22,9 +22,8 @@ from contextlib import AsyncExitStack
 
 from protocol.settings.rewards import RewardEndpoint
 from rollout.environments.base import Resources, SingleTurn
-from rollout.neighbours.http.retries import HttpPolicy
-from rollout.neighbours.reward_client import RewardClient, Score
-from rollout.neighbours.reward_endpoint import ScoreRequest
+from rollout.neighbours.http.endpoint import HttpPolicy
+from rollout.neighbours.reward_client import RewardClient, Score, ScoreRequest
 from tests.chaos.rig.bad_http import BadServer, bad_server, reward_of
 from tests.chaos.rig.neighbours import GROUP_SIZE, GROUPS_PER_STEP, Outcome, Seat, play_run, under_way
 from tests.chaos.rig.verdict import conclude, options

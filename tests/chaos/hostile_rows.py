@@ -39,7 +39,7 @@ from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Resources, Task, Turn
 from rollout.environments.search import Search
 from rollout.episodes.player import EpisodePlayer
-from rollout.neighbours.http.retries import HttpPolicy
+from rollout.neighbours.http.endpoint import HttpPolicy
 from rollout.neighbours.retriever_client import RetrieverClient
 from rollout.neighbours.reward_client import RewardClient
 from rollout.session.outbox import Outbox

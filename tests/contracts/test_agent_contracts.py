@@ -16,7 +16,7 @@ from protocol.wire import messages as m
 from protocol.wire.trajectory import Trajectory
 from rollout.environments.base import Resources, Task
 from rollout.environments.openrlhf.load import load_agent
-from rollout.episodes.sample import SampleTask
+from rollout.episodes.conversation import SampleTask
 from rollout.neighbours.node import Node
 from rollout.neighbours.services import Services
 from tests.fakes.engines import TokenizingEngine

@@ -11,8 +11,8 @@ from protocol.wire.channel import AsyncDealerChannel
 from protocol.wire.trajectory import Trajectory
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import MakeEnvironment, Resources, SingleTurn
+from rollout.episodes.conversation import Scorer
 from rollout.episodes.player import EpisodePlayer
-from rollout.episodes.sample import Scorer
 from rollout.session.outbox import Outbox
 from rollout.session.session import RolloutSession
 from tests.fakes.engines import ScriptedEngine

@@ -15,8 +15,7 @@ from protocol.settings.run_spec import RunSpec
 from protocol.wire import messages as m
 from protocol.wire.channel import KeyPair, RouterChannel
 from protocol.wire.codec import Decoder, encode
-from rollout.neighbours.reward_client import Score
-from rollout.neighbours.reward_endpoint import ScoreRequest
+from rollout.neighbours.reward_client import Score, ScoreRequest
 
 M = TypeVar("M")
 

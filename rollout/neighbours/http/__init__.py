@@ -1,4 +1,4 @@
 """Calls to a service that may fail: retries, circuit breaker, kept connections.
 
-Reading order: endpoint, failures, retries, circuit_breaker, pool.
+Reading order: endpoint, failures, circuit_breaker, pool.
 """

@@ -18,10 +18,9 @@ from protocol.http.bodies import BodyError
 from protocol.settings.tools import HttpTool
 from rollout.environments.base import ToolRefusal
 from rollout.environments.tool_use.arguments import check_json
-from rollout.neighbours.http.endpoint import HttpEndpoint
+from rollout.neighbours.http.endpoint import HttpEndpoint, HttpPolicy
 from rollout.neighbours.http.failures import AttemptFailed
 from rollout.neighbours.http.pool import headers_from_environment
-from rollout.neighbours.http.retries import HttpPolicy
 
 _REFUSED = (400, 422)
 _REASONS = ("error", "detail", "message")

@@ -12,7 +12,7 @@ from protocol.settings.tools import ToolsSettings
 from rewards.exact_match import answer_matches
 from rollout.environments.base import Resources, Task
 from rollout.environments.tool_use.tool_use import make_tool_use
-from rollout.episodes.sample import SampleTask
+from rollout.episodes.conversation import SampleTask
 from rollout.neighbours.node import Node
 from rollout.neighbours.tools.calculator import Calculator
 from tests.benchmarks.tool_task.build import build_tool_task

@@ -12,9 +12,9 @@ from typing import Any
 from protocol.settings.rewards import RewardEndpoint
 from rollout.environments.base import Resources, Step, Task, Turn
 from rollout.environments.guard import GuardedEnvironment
-from rollout.neighbours.http.retries import HttpPolicy
+from rollout.neighbours.http.endpoint import HttpPolicy
 from rollout.neighbours.retriever_client import RetrieverClient
-from rollout.neighbours.reward_endpoint import EndpointScorer, ScoreRequest
+from rollout.neighbours.reward_client import EndpointScorer, ScoreRequest
 from tests.chaos.hanging.way import Way, fork, raised_by, stop, timed
 from tests.fakes.cuttable_link import CuttableLink
 from tests.fakes.http_servers import free_address

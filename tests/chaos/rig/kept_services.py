@@ -18,8 +18,7 @@ from protocol.settings.rewards import RewardEndpoint
 from rollout.environments.base import Resources
 from rollout.environments.search import Search
 from rollout.neighbours.retriever_client import RetrieverClient
-from rollout.neighbours.reward_client import RewardClient, Score
-from rollout.neighbours.reward_endpoint import ScoreRequest
+from rollout.neighbours.reward_client import RewardClient, Score, ScoreRequest
 from tests.chaos.bad_rewards import SHORT_POLICY
 from tests.chaos.rig.neighbours import Outcome, Seat, play_run, under_way
 

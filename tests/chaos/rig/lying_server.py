@@ -82,7 +82,7 @@ class LyingServer:
 
     async def _ask(self, talks: Any, number: int) -> None:
         from rollout.environments.base import Task
-        from rollout.episodes.sample import SampleTask
+        from rollout.episodes.conversation import SampleTask
 
         asked = 0
         while True:

@@ -32,8 +32,8 @@ from protocol.wire.trajectory import Trajectory
 from rollout.engine.generation import Generation, Sampling
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import MakeEnvironment, Resources
+from rollout.episodes.conversation import Scorer
 from rollout.episodes.player import EpisodePlayer
-from rollout.episodes.sample import Scorer
 from rollout.session.outbox import Outbox
 from rollout.session.session import Neighbours, RolloutSession
 from tests.fakes.engines import CharacterTokenizer, ScriptedEngine

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from learner.algorithms import advantages, corrections, losses
+from learner.algorithms import advantages, importance, losses
 from learner.algorithms.aggregate import AGGREGATES
 from learner.algorithms.by_name import ADVANTAGES, CORRECTIONS, LOSSES, algorithm_of
 from learner.algorithms.kl import KL_FORMS
@@ -19,9 +19,8 @@ from protocol.settings.learner import LearnerSettings
 from protocol.settings.settings import Settings
 
 NOT_IN_A_TABLE = {
-    *("advantage", "of_groups", "discounted"),
+    *("advantage", "discounted"),
     *("policy_loss", "value_loss"),
-    *("band", "token_weights"),
 }
 
 
@@ -78,15 +77,17 @@ def test_other_settings_reach_the_algorithm() -> None:
 
 @pytest.mark.parametrize(
     ("room", "table"),
-    [(advantages, ADVANTAGES), (losses, LOSSES), (corrections, CORRECTIONS)],
-    ids=["advantages", "losses", "corrections"],
+    [(advantages, ADVANTAGES), (losses, LOSSES)],
+    ids=["advantages", "losses"],
 )
 def test_every_algorithm_file_is_in_the_table(room: ModuleType, table: dict[str, object]) -> None:
     """A file that defines an algorithm and is in no table would be unreachable."""
-    functions = [
-        getattr(entry, "of_tokens", None) or getattr(entry, "of_groups", None) or getattr(entry, "kept", entry)
-        for entry in table.values()
-    ]
+    functions = [getattr(entry, "of_tokens", None) or getattr(entry, "of_groups", entry) for entry in table.values()]
     modules = [import_module(f"{room.__name__}.{found.name}") for found in pkgutil.iter_modules(room.__path__)]
     found = {module for module in modules if module.__name__.rpartition(".")[2] not in NOT_IN_A_TABLE}
     assert found == {inspect.getmodule(function) for function in functions}
+
+
+def test_every_correction_is_in_the_table() -> None:
+    functions = {function for name, function in vars(importance).items() if name.startswith("keep_")}
+    assert functions == {each.kept for each in CORRECTIONS.values()}

@@ -25,8 +25,8 @@ from rollout.engine.requests import sampling_params, token_request
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.agents import AgentTask
 from rollout.environments.base import Resources, Task
+from rollout.episodes.conversation import SampleTask, WrittenSoFar
 from rollout.episodes.player import EpisodePlayer
-from rollout.episodes.sample import SampleTask, WrittenSoFar
 from rollout.neighbours.reward_client import NoRewards
 from tests.fakes.rollout_fakes import ScriptedScorer, make_spec
 from tests.fakes.tiny_models import TAGS, engine_of, make_tiny_model, serve_loaded, start_loaded

@@ -10,7 +10,7 @@ from protocol.settings.tools import ToolsSettings
 from protocol.wire.trajectory import Trajectory
 from rollout.environments.base import Resources, Task
 from rollout.environments.tool_use.tool_use import make_tool_use
-from rollout.episodes.sample import SampleTask
+from rollout.episodes.conversation import SampleTask
 from rollout.neighbours.node import Node
 from rollout.neighbours.tools.calculator import Calculator
 from tests.fakes.engines import TokenizingEngine

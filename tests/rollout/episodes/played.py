@@ -5,8 +5,8 @@ from typing import Any
 from protocol.settings.rollout import RolloutSettings
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import MakeEnvironment, Resources, SingleTurn, Task
+from rollout.episodes.conversation import SampleTask
 from rollout.episodes.player import EpisodePlayer
-from rollout.episodes.sample import SampleTask
 from tests.fakes.engines import ScriptedEngine
 from tests.fakes.rollout_fakes import ScriptedScorer
 

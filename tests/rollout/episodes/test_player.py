@@ -11,7 +11,7 @@ from protocol.wire.trajectory import TurnReward, VersionSpan
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import SingleTurn, Step, Task, Turn
 from rollout.environments.search import Search
-from rollout.episodes.sample import SampleTask, WrittenSoFar
+from rollout.episodes.conversation import SampleTask, WrittenSoFar
 from rollout.episodes.transcript import Transcript
 from rollout.session.turns_to_keep import InterruptedSample
 from tests.fakes.engines import BOS, ScriptedEngine, Written

@@ -10,7 +10,7 @@ import pytest
 from protocol.errors import NeighbourError
 from rollout.environments.base import Observation, Resources, Step, Task, Turn
 from rollout.environments.search import Search
-from rollout.episodes.sample import SampleTask, WrittenSoFar
+from rollout.episodes.conversation import SampleTask, WrittenSoFar
 from tests.fakes.engines import ScriptedEngine, Written
 from tests.fakes.rollout_fakes import ScriptedScorer
 from tests.rollout.episodes.played import SAMPLE, make_player

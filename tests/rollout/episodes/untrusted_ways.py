@@ -9,7 +9,7 @@ from rollout.engine.generation import Generation, Sampling
 from rollout.environments.base import MakeEnvironment, Observation, Prompt, Resources, SingleTurn, Step, Task, Turn
 from rollout.environments.search import Search
 from rollout.environments.tool_use.tool_use import make_tool_use
-from rollout.episodes.sample import SampleTask
+from rollout.episodes.conversation import SampleTask
 from tests.fakes.engines import TokenizingEngine
 from tests.fakes.rollout_fakes import ScriptedScorer
 from tests.fakes.tokenizer_families import FAMILIES, tokenizer_of

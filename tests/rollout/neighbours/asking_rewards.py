@@ -3,9 +3,8 @@
 from typing import Any
 
 from protocol.settings.rewards import RewardEndpoint
-from rollout.neighbours.http.retries import HttpPolicy
-from rollout.neighbours.reward_client import RewardClient, Score
-from rollout.neighbours.reward_endpoint import ScoreRequest
+from rollout.neighbours.http.endpoint import HttpPolicy
+from rollout.neighbours.reward_client import RewardClient, Score, ScoreRequest
 from tests.fakes.http_servers import Answer
 
 FAST = HttpPolicy(min_backoff_s=0.005, max_backoff_s=0.02, overall_timeout_s=30.0, breaker_cooldown_s=0.2)

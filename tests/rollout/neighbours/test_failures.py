@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import NeighbourError
-from rollout.neighbours.http.retries import HttpPolicy
+from rollout.neighbours.http.endpoint import HttpPolicy
 from rollout.neighbours.retriever_client import RetrieverClient
 from rollout.neighbours.reward_client import RewardClient
 from tests.fakes.http_servers import Answer, ScriptedServer, free_address, scripted_server

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import NeighbourError, OperatorError
-from rollout.neighbours.reward_client import RewardClient, Score
-from rollout.neighbours.reward_endpoint import ScoreRequest
+from rollout.neighbours.reward_client import RewardClient, Score, ScoreRequest
 from tests.fakes.http_servers import Answer, Received, ScriptedServer, free_address, scripted_server
 from tests.rollout.neighbours.asking_rewards import FAST, GOOD, endpoint, request, score_once
 

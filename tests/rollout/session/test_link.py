@@ -2,8 +2,8 @@
 
 from protocol.wire import messages as m
 from protocol.wire.codec import Decoder
-from rollout.session.link import CoordinatorLink
 from rollout.session.outbox import Failure, Key, Outbox
+from rollout.session.session import CoordinatorLink
 from tests.fakes.clock import Clock
 from tests.fakes.rollout_fakes import make_spec
 

@@ -12,9 +12,8 @@ from protocol.settings.rewards import RewardEndpoint
 from protocol.wire import messages as m
 from protocol.wire.trajectory import Trajectory
 from rollout.environments.base import SingleTurn, Step, Task, Turn
-from rollout.neighbours.http.retries import HttpPolicy
-from rollout.neighbours.reward_client import RewardClient, Score
-from rollout.neighbours.reward_endpoint import ScoreRequest
+from rollout.neighbours.http.endpoint import HttpPolicy
+from rollout.neighbours.reward_client import RewardClient, Score, ScoreRequest
 from tests.fakes.engines import ScriptedEngine
 from tests.fakes.http_servers import Answer, scripted_server
 from tests.fakes.playing_session import playing_session

@@ -14,7 +14,7 @@ from rollout.engine.generation import Generation
 from rollout.environments.base import Resources, Step, Task, Turn
 from rollout.environments.guard import GuardedEnvironment
 from rollout.environments.search import Search
-from rollout.episodes.sample import SampleTask
+from rollout.episodes.conversation import SampleTask
 from rollout.episodes.transcript import Transcript
 from rollout.session import turns_to_keep
 from rollout.session.turns_to_keep import Keeper, TurnsToKeep

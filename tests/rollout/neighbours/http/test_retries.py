@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import NeighbourError
-from rollout.neighbours.http.endpoint import paused_deadline
+from rollout.neighbours.http.endpoint import HttpPolicy, call_with_retries, paused_deadline
 from rollout.neighbours.http.failures import AttemptFailed, FailureKind
-from rollout.neighbours.http.retries import HttpPolicy, call_with_retries
 
 POLICY = HttpPolicy(min_backoff_s=0.001, max_backoff_s=0.002, overall_timeout_s=60.0)
 
