@@ -1,6 +1,6 @@
 """Advantages, losses and corrections by their names in the settings, and the algorithm that a run's settings select.
 
-A new one is a function, a line here, and its name in `protocol.settings.algorithm`; a test compares the two lists.
+A new one is a function, a line here, and its name in `protocol.settings.learner`; a test compares the two lists.
 A user's own is FILE.py:name.
 """
 
@@ -22,8 +22,7 @@ from learner.algorithms.losses.policy_loss import Clip, PolicyLoss
 from learner.algorithms.losses.ppo import ppo_loss
 from learner.algorithms.losses.reinforce import reinforce_loss
 from learner.algorithms.own_algorithm import load_own, of_its_shape
-from protocol.settings.algorithm import RECIPES
-from protocol.settings.learner import LearnerSettings
+from protocol.settings.learner import RECIPES, LearnerSettings
 
 ADVANTAGES: dict[str, Advantage] = {
     "grpo": Advantage(of_groups=grpo_advantages, min_group=2),

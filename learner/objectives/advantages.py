@@ -21,7 +21,7 @@ from learner.algorithms.kl import KL_FORMS, KlController
 from learner.algorithms.shaping import RunningMoments, ShapedRewards, shape_rewards
 from learner.algorithms.whiten import Reduce, whiten
 from learner.models.micro_batch import MicroBatch
-from protocol.settings.algorithm import KlSettings
+from protocol.settings.learner import KlSettings
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch
 from protocol.wire.trajectory import TurnReward

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from protocol.settings.algorithm import ADVANTAGES_OF_TOKENS
+from protocol.settings.learner import ADVANTAGES_OF_TOKENS
 from protocol.settings.settings import Settings
 
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from protocol.settings.algorithm import ADVANTAGES_OF_GROUPS, ADVANTAGES_OF_TOKENS
 from protocol.settings.data import entries_of
 from protocol.settings.effects import find_without_effect
 from protocol.settings.evaluation import MAIN_SET
+from protocol.settings.learner import ADVANTAGES_OF_GROUPS, ADVANTAGES_OF_TOKENS
 from protocol.settings.placement import check_placement
 from protocol.settings.tools import BUNDLED_TOOLS
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
 
-from protocol.settings.algorithm import ADVANTAGES_OF_GROUPS, ADVANTAGES_OF_TOKENS, KINDS, LOSSES, bundle_of
+from protocol.settings.learner import ADVANTAGES_OF_GROUPS, ADVANTAGES_OF_TOKENS, KINDS, LOSSES, bundle_of
 
 if TYPE_CHECKING:
     from protocol.settings.settings import Settings

@@ -18,7 +18,6 @@ from pydantic_settings.exceptions import SettingsError as UnparsableOption
 from protocol.disk.files import replace_file
 from protocol.errors import SettingsError
 from protocol.node.home import sluice_home
-from protocol.settings.algorithm import DEFAULT_RECIPE
 from protocol.settings.did_you_mean import (
     HELP_ALL,
     is_removed,
@@ -27,6 +26,7 @@ from protocol.settings.did_you_mean import (
     unknown_setting,
     written_as_option,
 )
+from protocol.settings.learner import DEFAULT_RECIPE
 from protocol.settings.section import Section
 from protocol.settings.settings import IS_SAVED, Settings
 

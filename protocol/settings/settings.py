@@ -8,11 +8,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationInfo, model_validator
 
-from protocol.settings.algorithm import KlSettings, LossSettings, over_recipe
 from protocol.settings.checks import check_combinations
 from protocol.settings.data import DataSettings
 from protocol.settings.evaluation import EvalSettings, FilterSettings, HealthSettings
-from protocol.settings.learner import LearnerSettings
+from protocol.settings.learner import KlSettings, LearnerSettings, LossSettings, over_recipe
 from protocol.settings.placement import PlacementSettings
 from protocol.settings.policy import CriticSettings, PolicySection, ReferenceSettings
 from protocol.settings.preference import PreferenceSettings

@@ -39,7 +39,7 @@ from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles
 from learner.models.training.deepspeed_config import import_deepspeed
 from learner.models.training.optimizer import NonFiniteWeightsError
-from learner.objectives.losses import make_loss
+from learner.objectives.policy_gradient import make_loss
 from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.push import RankPusher
 from learner.rank.solo_work import SoloWork

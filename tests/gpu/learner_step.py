@@ -34,7 +34,7 @@ def _pass(model: Any, device: str) -> tuple[Any, Any]:
     import torch
 
     from learner.models.gradient import add_gradient, score_tokens
-    from learner.objectives.losses import make_loss
+    from learner.objectives.policy_gradient import make_loss
     from protocol.settings.settings import Settings
     from tests.fakes.engines import PlainEngine
     from tests.gpu.models import TINY, trajectories

@@ -13,9 +13,8 @@ from learner.algorithms import advantages, importance, losses
 from learner.algorithms.aggregate import AGGREGATES
 from learner.algorithms.by_name import ADVANTAGES, CORRECTIONS, LOSSES, algorithm_of
 from learner.algorithms.kl import KL_FORMS
-from protocol.settings import algorithm
-from protocol.settings.algorithm import RECIPES, KlSettings, LossSettings
-from protocol.settings.learner import LearnerSettings
+from protocol.settings import learner as names
+from protocol.settings.learner import RECIPES, KlSettings, LearnerSettings, LossSettings
 from protocol.settings.settings import Settings
 
 NOT_IN_A_TABLE = {
@@ -25,12 +24,12 @@ NOT_IN_A_TABLE = {
 
 
 def test_settings_accept_the_names_of_the_tables_and_no_others() -> None:
-    of_groups, of_tokens = algorithm.ADVANTAGES_OF_GROUPS, algorithm.ADVANTAGES_OF_TOKENS
+    of_groups, of_tokens = names.ADVANTAGES_OF_GROUPS, names.ADVANTAGES_OF_TOKENS
     assert {*of_groups, *of_tokens} == set(ADVANTAGES)
     assert {name: each.min_group for name, each in ADVANTAGES.items() if each.of_groups} == of_groups
     assert {name: each.needs_critic for name, each in ADVANTAGES.items() if each.of_tokens} == of_tokens
-    assert set(algorithm.LOSSES) == set(LOSSES)
-    assert set(algorithm.CORRECTIONS) == set(CORRECTIONS)
+    assert set(names.LOSSES) == set(LOSSES)
+    assert set(names.CORRECTIONS) == set(CORRECTIONS)
     assert set(get_args(LossSettings.model_fields["aggregate"].annotation)) == set(AGGREGATES)
     assert set(get_args(KlSettings.model_fields["form"].annotation)) == set(KL_FORMS)
     assert set(get_args(LearnerSettings.model_fields["recipe"].annotation)) == set(RECIPES)

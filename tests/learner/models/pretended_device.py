@@ -23,7 +23,7 @@ from learner.models.gradient import add_gradient
 from learner.models.micro_batch import LearnerSample, make_micro_batch
 from learner.models.policy import PolicyEngine
 from learner.models.scoring.scored_model import make_scored
-from learner.objectives.losses import make_loss
+from learner.objectives.policy_gradient import make_loss
 from learner.objectives.supervised import weighted_nll
 from learner.weights.buckets import BucketMemory, pack
 from protocol.settings.settings import IS_SAVED, Settings

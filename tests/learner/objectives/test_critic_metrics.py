@@ -5,7 +5,7 @@ import math
 import pytest
 
 from learner.models.gradient import StepResult
-from learner.objectives.losses import critic_metrics
+from learner.objectives.policy_gradient import critic_metrics
 
 FIRST = {
     "tokens": 4.0,

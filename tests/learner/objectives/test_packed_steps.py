@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learner.models.roles import Roles
 from learner.objectives.policy_gradient import PolicyGradient
-from protocol.settings.algorithm import ADVANTAGES, AGGREGATES, CORRECTIONS, LOSSES
+from protocol.settings.learner import ADVANTAGES, AGGREGATES, CORRECTIONS, LOSSES
 from protocol.settings.settings import IS_SAVED, Settings
 from tests.learner.objectives import slow_grid as slow
 from tests.learner.objectives.table_model import TableCritic, TableModel

@@ -14,8 +14,7 @@ from learner.models.gradient import StepResult, Sums
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles
-from learner.objectives.losses import make_loss
-from learner.objectives.policy_gradient import PolicyGradient
+from learner.objectives.policy_gradient import PolicyGradient, make_loss
 from learner.objectives.step_metrics import step_metrics
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch, MiniBatch

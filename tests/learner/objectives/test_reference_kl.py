@@ -5,7 +5,7 @@ import math
 import pytest
 
 from learner.objectives.advantages import ReferenceKl
-from protocol.settings.algorithm import KlSettings
+from protocol.settings.learner import KlSettings
 
 
 def test_target_moves_the_coefficient_which_a_later_start_goes_on_with() -> None:

@@ -12,8 +12,7 @@ from torch import Tensor
 from learner.models.micro_batch import MicroBatch
 from learner.models.roles import Roles
 from learner.objectives.advantages import ReferenceKl
-from learner.objectives.losses import make_loss
-from learner.objectives.policy_gradient import PolicyGradient
+from learner.objectives.policy_gradient import PolicyGradient, make_loss
 from protocol.settings.settings import Settings
 from protocol.wire.trajectory import Trajectory, TurnReward
 from tests.learner.objectives.slow_policy_gradient import REWARDS, batch_of, slow_advantage, trajectories

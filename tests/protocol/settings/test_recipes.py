@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from protocol.errors import SettingsError
-from protocol.settings.algorithm import RECIPES, bundle_of
-from protocol.settings.learner import LearnerSettings
+from protocol.settings.learner import RECIPES, LearnerSettings, bundle_of
 from protocol.settings.loader import describe_settings, load_settings, save_settings
 from protocol.settings.settings import Settings
 
