@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from learner.audit.run import AuditedRun
-from learner.ledger.terms import terms_of
+from learner.ledger.ledger import terms_of
 
 
 @dataclass(frozen=True)

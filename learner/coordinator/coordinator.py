@@ -36,9 +36,8 @@ from learner.coordinator.steps.record import RunRecord, StepLines
 from learner.coordinator.window import StalenessWindow
 from learner.data.prompts import Prompt
 from learner.data.sft_rows import RowEncoder
-from learner.ledger.ledger import Ledger
+from learner.ledger.ledger import Ledger, terms_of
 from learner.ledger.snapshots import LedgerCopies
-from learner.ledger.terms import terms_of
 from learner.live.status import RunStatus
 from protocol.disk.files import aside_of
 from protocol.errors import FrameError

@@ -15,6 +15,7 @@ from learner.ledger.snapshots import LedgerCopy
 from protocol.disk.files import replace_file
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
+from protocol.settings.settings import Settings
 from protocol.wire.trajectory import TrajectoryFacts
 
 # In `meta`: the JSON of the metrics line that waits for an evaluation, or "".
@@ -344,3 +345,13 @@ class Ledger:
 
     def _problem(self, error: sqlite3.Error) -> OperatorError:
         return OperatorError(f"The ledger {self._path} cannot be written: {error}. Free the disk, then run again.")
+
+
+def terms_of(settings: Settings) -> dict[str, int | float | str]:
+    """Return the settings by which the audit measures a step: a resumed run may have others than its earlier steps."""
+    return {
+        "group_size": settings.rollout.group_size,
+        "groups_per_step": settings.learner.groups_per_step,
+        "max_staleness": settings.learner.max_staleness,
+        "endpoints": settings.rewards.describe_endpoints(),
+    }
