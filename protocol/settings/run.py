@@ -31,7 +31,11 @@ RunName = Annotated[str, AfterValidator(_checked_name)]
 class RunSettings(Section):
     name: RunName = Field("run", description="Folder name of the run under run.dir.")
     dir: FilePath = Field("runs", min_length=1, validate_default=True, description="Folder that holds the runs.")
-    seed: Count = Field(1, description="Seeds the order of prompts, sampling and initialisation.")
+    seed: Count = Field(
+        1,
+        description="Seeds the order of prompts, initialisation and, on GPUs, each sample. Timing decides which "
+        "samples train together: equal runs differ.",
+    )
     max_steps: Count = Field(100, description="Optimizer steps of the run.")
     max_epochs: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
         None,
