@@ -93,7 +93,7 @@ class Coordinator:
         self._turns = KeptTurns(groups, window, accounts, settings.rollout.max_context_tokens, vocab_size)
         overdue = OverdueLimit(settings.rollout.lease_timeout_s)
         self._leases = Leases(groups, self._servers, overdue, accounts, settings.run.seed, vocab_size, self._turns)
-        self._rows = None if encoder is None else BornReady(groups, encoder, accounts)
+        self._rows = None if encoder is None else BornReady(groups, source, encoder, accounts)
         self._recall = LeaseRecall(groups, self._leases, self._servers, overdue, accounts)
         every = 0 if settings.is_of_rows else evals.every_steps  # ranks score held-out rows
         schedule = EvaluationSchedule(every, settings.run.max_steps, evals.pin, evals.before)

@@ -107,8 +107,7 @@ class CoordinatorProcess:
 def _encoder(settings: Settings, model: Path | None) -> RowEncoder | None:
     if not settings.is_of_rows or model is None:
         return None
-    are_pairs = settings.objective == "dpo"
-    return RowEncoder(model, are_pairs=are_pairs, trust_remote_code=settings.policy.trust_remote_code)
+    return RowEncoder(model, settings.data.form, trust_remote_code=settings.policy.trust_remote_code)
 
 
 def _held_out_sets(settings: Settings) -> list[HeldOutSet]:

@@ -5,7 +5,7 @@ with the tokenizer's own prefix (BOS, for Llama, Gemma and Mistral) once; messag
 """
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.data.preference_forms import recognise_pair
+from learner.data.prompts import Prompt
 from learner.data.sft_forms import (
     BadRowError,
     Chat,
@@ -26,6 +27,7 @@ from learner.data.sft_forms import (
     read_demonstrations,
     recognise,
 )
+from learner.data.unpaired_forms import recognise_unpaired
 from protocol.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class SftRow:
 
     tokens: NDArray[np.int32]  # [T]
     weights: NDArray[np.float32]  # [T] loss weights; the first is 0
-    reward: float = 0.0  # 1 for the chosen answer of a pair, -1 for the rejected one
+    reward: float = 0.0  # 1: chosen or desirable answer, -1: rejected or undesirable one
 
 
 def load_rows(path: Path, model_dir: Path, *, trust_remote_code: bool = False) -> list[SftRow]:
@@ -85,22 +87,38 @@ def _naming(path: Path, number: int) -> Iterator[None]:
 class RowEncoder:
     """Turns single rows into tokens, for the model in `model_dir`. trust_remote_code: as for `load_rows`."""
 
-    def __init__(self, model_dir: Path, *, are_pairs: bool = False, trust_remote_code: bool = False) -> None:
-        """are_pairs: rows are pairs of answers (`preference_forms.py`)."""
+    def __init__(self, model_dir: Path, form: str = "demonstrations", *, trust_remote_code: bool = False) -> None:
+        """form: data.form; `sft_forms.py`, `preference_forms.py` and `unpaired_forms.py` have the columns."""
         from transformers import AutoTokenizer
 
-        self._are_pairs = are_pairs
+        self._form = form
         self._tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
         self._limits = _limits(model_dir)
 
     def form_of(self, columns: dict[str, Any]) -> str:
         """Return a row's form, in words. Raises: BadRowError."""
-        return (recognise_pair if self._are_pairs else recognise)(columns)[0]
+        match self._form:
+            case "preferences":
+                return recognise_pair(columns)[0]
+            case "unpaired":
+                return recognise_unpaired(columns)[0]
+        return recognise(columns)[0]
 
-    def encode(self, columns: dict[str, Any]) -> list[SftRow]:
-        """Return a demonstration, or a pair's chosen and rejected answer, with weights 0 or 1. Raises: BadRowError."""
-        if not self._are_pairs:
+    def encode(self, columns: dict[str, Any], another: Callable[[], Prompt] | None = None) -> list[SftRow]:
+        """Return the row's group: a demonstration; or a pair's chosen and rejected answer; or a labelled answer.
+
+        another: returns another row, whose answer to this row's prompt follows a labelled answer. Weights are 0 or 1.
+        Raises: BadRowError.
+        """
+        if self._form == "demonstrations":
             return [self._encode(recognise(columns)[1])]
+        if self._form == "unpaired":
+            _, content, is_desirable = recognise_unpaired(columns)
+            row = replace(self._encode(content), reward=1.0 if is_desirable else -1.0)
+            if another is None:
+                return [row]
+            other = self._encode(recognise_unpaired(another().columns)[1])
+            return [row, mismatch(row, other, self._limits[0])]
         chosen, rejected = (self._encode(content) for content in recognise_pair(columns)[1])
         if np.array_equal(chosen.tokens, rejected.tokens):
             raise BadRowError("has chosen and rejected answers of equal tokens: they say nothing about each other")
@@ -116,6 +134,14 @@ class RowEncoder:
         if len(others := row.weights[(row.weights != 0.0) & (row.weights != 1.0)]):
             raise BadRowError(f"has the weight {others[0]:g}, and this objective takes 0 or 1. Use policy.warm_start")
         return row
+
+
+def mismatch(row: SftRow, other: SftRow, max_tokens: int) -> SftRow:
+    """Return the prompt of a row with the answer of another one, cut to the model's positions, of reward 0."""
+    start, begin = (int(np.argmax(each.weights > 0.0)) for each in (row, other))
+    tokens = np.concatenate([row.tokens[:start], other.tokens[begin:]])
+    weights = np.concatenate([row.weights[:start], other.weights[begin:]])
+    return SftRow(tokens[:max_tokens], weights[:max_tokens])
 
 
 def _encoded(content: Tokens) -> SftRow:

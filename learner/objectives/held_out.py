@@ -1,6 +1,7 @@
 """Held-out rows of a run that learns from rows: scored by the ranks, with the objective's own loss."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,21 +20,24 @@ from learner.objectives.policy_gradient import add_fixed_columns
 from protocol.settings.evaluation import MAIN_SET
 from protocol.settings.settings import Settings
 
-MeanOf = Callable[[Sums], dict[str, Tensor]]
+MeanOf = Callable[[Sums], Mapping[str, Tensor | float]]
 """(sums over all ranks, "loss" among them) -> means."""
+
+LossOf = Callable[[Sequence[MicroBatch]], LossFunction]
+"""(all micro-batches of this rank) -> their loss now. Collective."""
 
 
 class HeldOut:
     """Scores data.eval before the first step, in its line, after every eval.every_steps, and after the last step."""
 
     def __init__(
-        self, roles: Roles, settings: Settings, model: Path, loss: LossFunction, mean_of: MeanOf, reduce: Reduce
+        self, roles: Roles, settings: Settings, model: Path, loss_of: LossOf, mean_of: MeanOf, reduce: Reduce
     ) -> None:
         """Read the rows on rank 0, which gives them to the others. Collective.
 
         model: folder of the tokenizer. reduce: sums over all ranks, float64 on the CPU.
         """
-        self._roles, self._loss, self._mean_of, self._reduce = roles, loss, mean_of, reduce
+        self._roles, self._loss_of, self._mean_of, self._reduce = roles, loss_of, mean_of, reduce
         self._evals, self._last_step = settings.eval, settings.run.max_steps
         self._micro_batches: list[MicroBatch] = []
         if self._evals.every_steps and settings.data.eval:
@@ -55,9 +59,11 @@ class HeldOut:
             return {}
         totals: Sums = {}
         with torch.no_grad():
-            for each in add_fixed_columns(self._micro_batches, self._roles, with_old=False):
+            micro_batches = add_fixed_columns(self._micro_batches, self._roles, with_old=False)
+            loss_of_each = self._loss_of(micro_batches)
+            for each in micro_batches:
                 logprobs = self._roles.policy.logprobs(each).cpu()
-                loss, sums = self._loss(logprobs, torch.zeros_like(logprobs), each)
+                loss, sums = loss_of_each(logprobs, torch.zeros_like(logprobs), each)
                 add_sums(totals, {"loss": loss, "num_tokens": torch.tensor(each.num_model_tokens), **sums})
         names = sorted(totals)
         over_ranks = self._reduce(torch.stack([totals[name].double() for name in names]))
@@ -71,10 +77,9 @@ def _rows_of_rank_0(settings: Settings, model: Path) -> list[list[SftRow]]:
     if dist.get_rank() == 0:
         assert settings.data.eval
         prompts = load_prompts(settings.data.eval, settings.data)[: settings.eval.num_prompts]
-        encoder = RowEncoder(
-            model, are_pairs=settings.objective == "dpo", trust_remote_code=settings.policy.trust_remote_code
-        )
-        shared = [[encoder.encode(prompt.columns) for prompt in prompts]]
+        encoder = RowEncoder(model, settings.data.form, trust_remote_code=settings.policy.trust_remote_code)
+        others = [partial(prompts.__getitem__, i - 1) for i in range(len(prompts))]
+        shared = [[encoder.encode(prompt.columns, other) for prompt, other in zip(prompts, others, strict=True)]]
     dist.broadcast_object_list(shared)
     assert shared[0] is not None
     return shared[0]
@@ -93,4 +98,4 @@ def _pack(groups: Sequence[Sequence[SftRow]], micro_batch_tokens: int) -> list[M
 
 def _sample(row: SftRow, number: int) -> LearnerSample:
     mask = row.weights > 0.0
-    return LearnerSample(row.tokens, mask, np.zeros(len(row.tokens), np.float32), number=number)
+    return LearnerSample(row.tokens, mask, np.zeros(len(row.tokens), np.float32), row.reward, number=number)

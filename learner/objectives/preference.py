@@ -41,7 +41,7 @@ class Preference:
         self._roles = roles
         self._num_epochs = settings.learner.num_epochs
         self._loss = PairLoss(settings.preference)
-        self._held_out = HeldOut(roles, settings, model, self._loss, _held_out_means, reduce)
+        self._held_out = HeldOut(roles, settings, model, lambda _: self._loss, _held_out_means, reduce)
 
     def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
         """Take one step and return its outcome. Collective. Arguments: as `PolicyGradient.take_step`."""
@@ -71,9 +71,9 @@ class PairLoss:
     def __call__(self, logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
         """Return (sum over pairs, sums over pairs). Shapes: as `LossFunction`."""
         counts = torch.tensor(micro_batch.counts, device=logprobs.device)  # [S]
-        own = _sums(logprobs, micro_batch)
+        own = sums_of_answers(logprobs, micro_batch)
         reference = micro_batch.reference_logprobs
-        compared = own if reference is None else own - _sums(reference, micro_batch)
+        compared = own if reference is None else own - sums_of_answers(reference, micro_batch)
         if self._settings.average or not self._settings.has_reference:
             compared = compared / counts.clamp(min=1)
         chosen, rejected = _places(micro_batch.numbers, logprobs.device)
@@ -112,9 +112,9 @@ class PairLoss:
         return -beta * logsigmoid(difference - (_log1mexp(chosen) - _log1mexp(rejected)))
 
 
-def _sums(logprobs: Tensor, micro_batch: MicroBatch) -> Tensor:
-    """Return the sum of each trajectory's logprobs, float64 [S]."""
-    return torch.stack([part.sum() for part in torch.split(logprobs.double(), list(micro_batch.counts))])
+def sums_of_answers(of_tokens: Tensor, micro_batch: MicroBatch) -> Tensor:
+    """Return the sum over each trajectory's model tokens, float64 [S]. of_tokens: [K]."""
+    return torch.stack([part.sum() for part in torch.split(of_tokens.double(), list(micro_batch.counts))])
 
 
 def _places(numbers: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -105,5 +105,6 @@ def _sample(trajectory: Trajectory, index: int) -> LearnerSample:
         tokens=trajectory.tokens,
         loss_mask=trajectory.loss_mask.astype(bool),
         behaviour_logprobs=trajectory.behaviour_logprobs,
+        advantage=trajectory.facts.reward,  # until an objective replaces it
         number=index,
     )

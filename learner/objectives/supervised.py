@@ -33,7 +33,7 @@ class Supervised:
         """Arguments: as of `HeldOut`."""
         self._policy = roles.policy
         self._num_epochs = settings.learner.num_epochs
-        self._held_out = HeldOut(roles, settings, model, weighted_nll, _mean_per_token, reduce)
+        self._held_out = HeldOut(roles, settings, model, lambda _: weighted_nll, _mean_per_token, reduce)
 
     def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
         """Take one step and return its outcome. Collective. Arguments: as `PolicyGradient.take_step`."""

@@ -19,6 +19,7 @@ NEEDS = {
     "supervised": Needs(prompts=False, rollouts=False),  # objectives/supervised.py, on the rows of the warm start
     "sft": Needs(prompts=True, rollouts=False),  # objectives/supervised.py, on the rows of data.train
     "dpo": Needs(prompts=True, rollouts=False),  # objectives/preference.py, on the rows of data.train
+    "kto": Needs(prompts=True, rollouts=False),  # objectives/kto.py, on the rows of data.train
     "policy_gradient": Needs(prompts=True, rollouts=True),  # objectives/policy_gradient.py
     "evaluation": Needs(prompts=False, rollouts=True),  # samples and scores held-out prompts, trains nothing
 }
@@ -42,8 +43,8 @@ def needs_critic(settings: Settings) -> bool:
 
 def needs_reference(settings: Settings) -> bool:
     """Return whether a step compares the policy with a reference."""
-    of_pairs = settings.objective == "dpo" and settings.preference.has_reference
-    return is_trained(settings) and (settings.kl.coefficient > 0.0 or of_pairs)
+    is_compared = settings.objective in ("dpo", "kto") and settings.preference.has_reference
+    return is_trained(settings) and (settings.kl.coefficient > 0.0 or is_compared)
 
 
 def is_reference_the_base(settings: Settings) -> bool:

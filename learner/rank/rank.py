@@ -13,6 +13,7 @@ from learner.checkpoint.sealed_files import Report
 from learner.models.parked import ParkedModels
 from learner.models.roles import Roles
 from learner.models.world import own_device, reduce_max, reduce_tensor
+from learner.objectives.kto import Kto
 from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
 from learner.objectives.preference import Preference
 from learner.objectives.supervised import Supervised
@@ -32,7 +33,7 @@ from protocol.wire.channel import DealerChannel
 from protocol.wire.messages import Batch
 from protocol.wire.trajectory import Trajectory
 
-Objective = PolicyGradient | Supervised | Preference
+Objective = PolicyGradient | Supervised | Preference | Kto
 
 
 @dataclass(frozen=True)
@@ -188,4 +189,6 @@ def _objective_of(settings: Settings, roles: Roles, model: Path) -> Objective:
             return Supervised(roles, settings, model, reduce_tensor)
         case "dpo":
             return Preference(roles, settings, model, reduce_tensor)
+        case "kto":
+            return Kto(roles, settings, model, reduce_tensor)
     return PolicyGradient(roles, settings, reduce_tensor)

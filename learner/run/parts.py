@@ -12,7 +12,11 @@ _WITHOUT_REWARDS = ("single_turn", "search", "tools")  # bundled environments; a
 def describe_parts(settings: Settings, cluster: ClusterState | None) -> list[str]:
     """Return a sentence on the model and one on environment and rewards. cluster: None when none runs."""
     if settings.is_of_rows:
-        what = {"sft": "supervised fine-tuning", "dpo": f"preference learning (loss {settings.preference.loss})"}
+        what = {
+            "sft": "supervised fine-tuning",
+            "dpo": f"preference learning (loss {settings.preference.loss})",
+            "kto": "preference learning from single answers (KTO)",
+        }
         return [f"Model {settings.policy.model}; {what[settings.objective]} on data.train, without rollout servers."]
     learner = settings.learner
     algorithm = f"advantage {learner.advantage}, loss {learner.loss}, correction {learner.correction}"

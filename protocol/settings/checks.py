@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from protocol.settings.data import entries_of
 from protocol.settings.effects import find_without_effect
@@ -21,6 +21,14 @@ _LARGEST_KL_ERROR = 0.2
 _ENGINE_NOISE = 5e-3
 # Largest number of samples in a message to a rank (protocol.wire.messages.Batch).
 _MAX_STEP_SAMPLES = 1 << 20
+
+
+# Settings below the given ones for objectives that learn from rows without generating.
+OF_ROWS: dict[str, dict[str, dict[str, Any]]] = {
+    "sft": {"data": {"form": "demonstrations"}, "rollout": {"group_size": 1}},
+    "dpo": {"data": {"form": "preferences"}, "rollout": {"group_size": 2}},
+    "kto": {"data": {"form": "unpaired"}, "rollout": {"group_size": 2}},
+}
 
 
 def check_combinations(settings: "Settings") -> None:
@@ -52,8 +60,8 @@ def check_combinations(settings: "Settings") -> None:
 
 def _in_objective(settings: "Settings") -> Iterator[str]:
     """Find settings of generated samples in a run that learns from rows."""
-    form = {"sft": "demonstrations", "dpo": "preferences"}.get(settings.objective, "prompts")
-    if settings.data.form != form:
+    below = OF_ROWS.get(settings.objective, {"data": {"form": "prompts"}, "rollout": {"group_size": 0}})
+    if settings.data.form != below["data"]["form"]:
         yield f"data.form = {settings.data.form} does not fit objective = {settings.objective}. Remove data.form."
     without_use = {
         "policy.warm_start.data": settings.policy.warm_start.data,
@@ -61,7 +69,7 @@ def _in_objective(settings: "Settings") -> Iterator[str]:
         "eval.sets": settings.eval.sets,
         "eval.best": settings.eval.best,
         "eval.pin": settings.eval.pin,
-        "rollout.group_size": settings.rollout.group_size != (2 if settings.objective == "dpo" else 1),
+        "rollout.group_size": settings.rollout.group_size != below["rollout"]["group_size"],
     }
     for entry in entries_of(settings.data.train):
         given = entry.model_fields_set & {"prompt_key", "label_key", "template"}

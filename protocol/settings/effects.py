@@ -47,10 +47,10 @@ _USES = (
     _Use(
         lambda settings: not settings.is_of_rows,
         _OF_GENERATION,
-        "objective is sft or dpo, which learns from whole rows and generates and scores nothing. Remove it.",
+        "the objective learns from whole rows and generates and scores nothing. Remove it.",
     ),
     _Use(
-        lambda settings: settings.kl.coefficient > 0.0 or settings.objective == "dpo",
+        lambda settings: settings.kl.coefficient > 0.0 or settings.objective in ("dpo", "kto"),
         ("reference",),
         "kl.coefficient is 0, and the reference is of the KL alone. Set kl.coefficient, such as 0.001, or remove it.",
     ),
@@ -66,8 +66,18 @@ _USES = (
     ),
     _Use(
         lambda settings: settings.objective == "dpo",
-        ("preference",),
-        "objective is not dpo. Set it, or remove the section.",
+        tuple(f"preference.{name}" for name in ("loss", "label_smoothing", "average", "gamma", "nll_coefficient")),
+        "objective is not dpo. Set it, or remove this setting.",
+    ),
+    _Use(
+        lambda settings: settings.objective in ("dpo", "kto"),
+        ("preference.beta",),
+        "objective is not dpo or kto. Set it, or remove this setting.",
+    ),
+    _Use(
+        lambda settings: settings.objective == "kto",
+        ("preference.desirable_weight", "preference.undesirable_weight"),
+        "objective is not kto. Set it, or remove this setting.",
     ),
     _Use(
         lambda settings: settings.preference.loss in ("sigmoid", "robust"),

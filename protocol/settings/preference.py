@@ -1,4 +1,4 @@
-"""Settings of learning from pairs of answers: objective = dpo."""
+"""Settings of learning from compared answers: objective = dpo and kto."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from protocol.settings.section import Section
 
 
 class PreferenceSettings(Section):
-    """The loss of pairs of a chosen and a rejected answer (learner/objectives/preference.py has the formulas)."""
+    """The loss of compared answers: learner/objectives/preference.py and kto.py have the formulas."""
 
     loss: Literal["sigmoid", "robust", "ipo", "hinge", "simpo", "orpo"] = Field(
         "sigmoid", description="sigmoid: DPO, with preference.label_smoothing cDPO. simpo and orpo have no reference."
@@ -24,6 +24,9 @@ class PreferenceSettings(Section):
     nll_coefficient: NonNegativeFloat | None = Field(
         None, description="Weight of the chosen answer's mean negative logprob; null: 1 for orpo, 0 for others."
     )
+
+    desirable_weight: PositiveFloat = Field(1.0, description="kto: weight of answers whose label is true.")
+    undesirable_weight: PositiveFloat = Field(1.0, description="kto: weight of answers whose label is false.")
 
     @property
     def has_reference(self) -> bool:

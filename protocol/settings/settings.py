@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationInfo, model_validator
 
-from protocol.settings.checks import check_combinations
+from protocol.settings.checks import OF_ROWS, check_combinations
 from protocol.settings.data import DataSettings
 from protocol.settings.evaluation import EvalSettings, FilterSettings, HealthSettings
 from protocol.settings.learner import KlSettings, LearnerSettings, LossSettings, over_recipe
@@ -25,20 +25,13 @@ from protocol.settings.tools import ToolsSettings
 IS_SAVED = "is_saved"
 
 
-# Settings below the given ones for objectives that learn from rows without generating.
-_OF_ROWS: dict[str, dict[str, dict[str, Any]]] = {
-    "sft": {"data": {"form": "demonstrations"}, "rollout": {"group_size": 1}},
-    "dpo": {"data": {"form": "preferences"}, "rollout": {"group_size": 2}},
-}
-
-
 class Settings(Section):
     """All settings of a run."""
 
-    objective: Literal["policy_gradient", "sft", "dpo"] = Field(
+    objective: Literal["policy_gradient", "sft", "dpo", "kto"] = Field(
         "policy_gradient",
         description="policy_gradient: RL. Without servers, on rows of data.train: sft, supervised fine-tuning or "
-        "pretraining; dpo, DPO and its relatives on pairs of answers.",
+        "pretraining; dpo, DPO and its relatives on pairs of answers; kto, on single answers with a label.",
     )
     run: RunSettings = RunSettings()  # name, seed, length and folder
     policy: PolicySection = PolicySection()  # model, warm start and adapters
@@ -54,8 +47,8 @@ class Settings(Section):
     loss: LossSettings = LossSettings()  # reduction of token losses
     kl: KlSettings = KlSettings()  # KL to a reference model
     critic: CriticSettings = CriticSettings()  # value model for advantages
-    reference: ReferenceSettings = ReferenceSettings()  # model of the KL and of DPO
-    preference: PreferenceSettings = PreferenceSettings()  # loss of pairs of answers, for objective = dpo
+    reference: ReferenceSettings = ReferenceSettings()  # model of the KL, of DPO and of KTO
+    preference: PreferenceSettings = PreferenceSettings()  # loss of compared answers, for objective = dpo and kto
     weights: WeightsSettings = WeightsSettings()  # transport and checks of weight pushes
     placement: PlacementSettings = PlacementSettings()  # nodes and GPUs of ranks and servers
     eval: EvalSettings = EvalSettings()  # held-out scores while training
@@ -65,7 +58,7 @@ class Settings(Section):
     @property
     def is_of_rows(self) -> bool:
         """Return whether the run learns from the rows of data.train, without generating or scoring."""
-        return self.objective in _OF_ROWS
+        return self.objective in OF_ROWS
 
     def given_settings(self) -> dict[str, Any]:
         """Return the settings of the file and the command line, without the recipe's and defaults."""
@@ -78,7 +71,7 @@ class Settings(Section):
         if not isinstance(given, Mapping):
             return handler(given)
         laid, added = over_recipe(given)
-        for section, below in _OF_ROWS.get(str(given.get("objective")), {}).items():
+        for section, below in OF_ROWS.get(str(given.get("objective")), {}).items():
             if isinstance(laid.get(section, {}), Mapping):
                 laid[section] = below | laid.get(section, {})
         settings = handler({name: {} for name in cls.model_fields if name != "objective"} | laid)

@@ -72,21 +72,28 @@ def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(
     assert max(abs(expected[name] - found[name]).max() for name in expected) < 1e-6
 
 
-def test_pairs_teach_the_chosen_answers_from_the_first_step_of_log_2(cluster: FlowCluster, user: Bring) -> None:
-    rows = user.folder / "pairs.jsonl"
-    texts = [{"prompt": f"{i} + 1 =", "chosen": f" {i + 1}", "rejected": f" {i + 3} !"} for i in range(_NUM_ROWS)]
+@pytest.mark.parametrize(("objective", "first_loss"), [("dpo", math.log(2)), ("kto", 0.5)])
+def test_compared_answers_are_learnt_from_the_first_steps_closed_form(
+    cluster: FlowCluster, user: Bring, objective: str, first_loss: float
+) -> None:
+    rows = user.folder / f"{objective}.jsonl"
+    pairs = [(f"{i} + 1 =", f" {i + 1}", f" {i + 3} !") for i in range(_NUM_ROWS)]
+    texts: list[dict[str, object]] = [{"prompt": asked, "chosen": good, "rejected": bad} for asked, good, bad in pairs]
+    if objective == "kto":
+        texts = [
+            {"prompt": asked, "completion": answer, "label": is_good}
+            for asked, *answers in pairs
+            for answer, is_good in zip(answers, (True, False), strict=True)
+        ]
     rows.write_text("".join(json.dumps(row) + "\n" for row in texts), encoding="utf-8")
-    given = {
-        **_settings(user),
-        "objective": "dpo",
-        "data.train": str(rows),
-        "data.eval": str(rows),
-        "rollout.group_size": 2,
-    }
-    ran = run(cluster, user, "pairs", **{key.replace(".", "__"): each for key, each in given.items()})
+    own = {"objective": objective, "data.train": str(rows), "data.eval": str(rows), "rollout.group_size": 2}
+    given = {**_settings(user), **own, "learner.groups_per_step": 4}
+    ran = run(cluster, user, objective, **{key.replace(".", "__"): each for key, each in given.items()})
     first = [ran.left.metrics[0][name] for name in ("policy/loss", "eval/held_out/loss")]
-    assert first == pytest.approx([math.log(2)] * 2, abs=1e-6)
-    assert [ran.left.metrics[-1][name] for name in ("preference/accuracy", "eval/held_out/accuracy")] == [1.0, 1.0]
+    assert first == pytest.approx([first_loss] * 2, abs=1e-6)
+    last = ran.left.metrics[-1]
+    assert last["eval/held_out/accuracy"] == 1.0
+    assert last["eval/held_out/margin"] > 0.1
     assert audit.main([str(ran.left.folder)]) == 0
 
 

@@ -1,8 +1,9 @@
-"""Groups of demonstrations and of pairs: each is ready at its birth, and no server makes its samples.
+"""Groups of rows to learn from: each is ready at its birth, and no server makes its samples.
 
 Window, ledger, steps and resume hold as for generated groups.
 """
 
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from learner.coordinator.accounts import Accounts
 from learner.coordinator.groups.group import Group, LeaseStamp
 from learner.coordinator.groups.open_groups import OpenGroups
+from learner.coordinator.groups.prompt_source import PromptSource
 from learner.data.sft_rows import RowEncoder, SftRow
 from protocol.wire.trajectory import Trajectory, TrajectoryFacts, VersionSpan
 
@@ -19,8 +21,9 @@ SOURCE = "data"  # stands in the place of a server
 class BornReady:
     """The source of finished groups in place of the rollout servers."""
 
-    def __init__(self, groups: OpenGroups, encoder: RowEncoder, accounts: Accounts) -> None:
+    def __init__(self, groups: OpenGroups, source: PromptSource, encoder: RowEncoder, accounts: Accounts) -> None:
         self._groups = groups
+        self._source = source
         self._encoder = encoder
         self._run = accounts.mailbox.run_id, accounts.mailbox.incarnation
         self._number = 0  # groups born in this start
@@ -30,7 +33,8 @@ class BornReady:
         while (group := self._groups.next_group(is_admitting)) is not None:
             self._number += 1
             self._groups.lease(group, SOURCE, version, now, LeaseStamp(*self._run, 0, self._number), [])
-            for index, row in enumerate(self._encoder.encode(group.prompt.columns)):
+            another = partial(self._source.another, group.position)
+            for index, row in enumerate(self._encoder.encode(group.prompt.columns, another)):
                 self._groups.accept(group, trajectory_of(group, index, row, version, self._run[1]))
         self._groups.held_by(SOURCE)  # forgets the groups that are back
 

@@ -80,6 +80,15 @@ class PromptSource:
         self._num_left -= group is not None
         return group
 
+    def another(self, position: int) -> Prompt:
+        """Return a prompt near a position in the order that is another one. Every start returns the same."""
+        own, distance = self._order.at(position)[1], 0
+        while True:
+            distance += 1
+            for place in (position - distance, position + distance):
+                if place >= 0 and (index := self._order.at(place)[1]) != own:
+                    return self._train[index]
+
     def recall(self, limit: int) -> list[Group]:
         """Return up to `limit` unfinished groups of an earlier start; `take` returns the others."""
         groups: list[Group] = []

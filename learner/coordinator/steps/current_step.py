@@ -129,8 +129,8 @@ class CurrentStep:
             self.detail = f"step {self.step + 1} waits for {self._missing(choice.awaited)}"
             return
         groups = self._groups.assign(choice.groups, self.step + 1)
-        learner, are_pairs = self._settings.learner, self._settings.objective == "dpo"
-        self.batch = build_step(self.step + 1, self.policy_version, groups, learner, are_pairs=are_pairs)
+        learner, are_whole = self._settings.learner, self._settings.is_of_rows
+        self.batch = build_step(self.step + 1, self.policy_version, groups, learner, are_whole=are_whole)
         self.leasable_versions = range(self.policy_version, self.policy_version + 2)
         self.detail = f"step {self.batch.step} is training"
 

@@ -101,13 +101,13 @@ def _lengths_by_reward(rewards: NDArray[np.float64], lengths: NDArray[np.int64])
 
 
 def build_step(
-    step: int, policy_version: int, groups: Sequence[Group], settings: LearnerSettings, *, are_pairs: bool = False
+    step: int, policy_version: int, groups: Sequence[Group], settings: LearnerSettings, *, are_whole: bool = False
 ) -> StepBatch:
     """Return the step made of these groups, cut into mini-batches, each packed and balanced over the ranks.
 
     A mini-batch has whole groups, in order: a sample is compared within its own update. With equal_groups = skip,
     groups with equal rewards are left out of the plan, unless all are equal: their advantages are zero. They count as
-    trained. The loss then divides by the tokens of the others alone. are_pairs: a group is whole in one micro-batch.
+    trained. The loss then divides by the tokens of the others alone. are_whole: each group is whole in one micro-batch.
     """
     trajectories: list[Trajectory] = []
     group_indices: list[list[int]] = []
@@ -120,7 +120,7 @@ def build_step(
         planned = group_indices
     plans = []
     for mini_batch in _cut(planned, settings.num_mini_batches):
-        units = mini_batch if are_pairs else [[index] for part in mini_batch for index in part]
+        units = mini_batch if are_whole else [[index] for part in mini_batch for index in part]
         lengths = [sum(trajectories[index].facts.num_tokens for index in unit) for unit in units]
         plan = plan_step(lengths, settings.num_ranks, settings.micro_batch_tokens)
         plans.append([[[index for place in part for index in units[place]] for part in rank] for rank in plan])

@@ -108,6 +108,7 @@ def _judge_rows(settings: Settings, model: Path, without: Sequence[RowName] = ()
     data = settings.data
     with _judge_of(settings, model, data.max_prompt_tokens) as judge:
         index, unusable = read_prompts(data.train, data, judge, without)
+    _check_others(settings, "data.train", len(index))
     forms = f"data.train has {describe_forms(judge.forms)}. " if isinstance(judge, DemonstrationJudge) else ""
     return JudgedRows(index, unusable, forms)
 
@@ -118,7 +119,7 @@ def _judge_of(
     if not settings.is_of_rows:
         return PromptJudge(model, settings, max_prompt_tokens)
     trust = settings.policy.trust_remote_code
-    return DemonstrationJudge(model, are_pairs=settings.objective == "dpo", trust_remote_code=trust)
+    return DemonstrationJudge(model, settings.data.form, trust_remote_code=trust)
 
 
 def check_held_out(settings: Settings, model: Path) -> None:
@@ -126,9 +127,18 @@ def check_held_out(settings: Settings, model: Path) -> None:
     for given in (settings.data.eval, *(one.data for one in settings.eval.sets)):
         if given:
             with _judge_of(settings, model) as judge:
-                _, unusable = read_prompts(given, settings.data, judge)
+                index, unusable = read_prompts(given, settings.data, judge)
             if unusable:
                 raise SettingsError(f"data: {unusable[0]}")
+            _check_others(settings, "data.eval", min(len(index), settings.eval.num_prompts))
+
+
+def _check_others(settings: Settings, name: str, num_rows: int) -> None:
+    if settings.objective == "kto" and num_rows == 1:
+        raise SettingsError(
+            f"data: {name} has one row to use, and objective = kto needs another row's answer to compare it with. "
+            "Give at least 2 rows."
+        )
 
 
 def _check_unusable(settings: Settings, num_used: int, unusable: Sequence[UnusableRow]) -> None:

@@ -9,7 +9,9 @@ import pytest
 from tokenizers import processors
 from transformers import AutoTokenizer
 
-from learner.data.sft_rows import SftRow, load_rows
+from learner.data.prompts import Prompt
+from learner.data.sft_forms import BadRowError
+from learner.data.sft_rows import RowEncoder, SftRow, load_rows
 from learner.run.checks.preflight import check_warm_start
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
@@ -234,6 +236,21 @@ def test_bad_line_is_refused_with_its_number(tmp_path: Path, model: Path, line: 
     with pytest.raises(SettingsError) as caught:
         load(tmp_path, model, {"prompt": "a", "response": "b"}, line)
     assert f"rows.jsonl line 2{message}" in str(caught.value)
+
+
+def test_labelled_row_is_followed_by_its_prompt_with_another_rows_answer(model: Path) -> None:
+    other = Prompt("u", "", None, {"prompt": "?", "completion": "xyz" + 40 * " w", "label": False})
+    encoder = RowEncoder(model, "unpaired")
+    with pytest.raises(BadRowError, match="the model has 40 positions"):
+        encoder.encode(other.columns)
+    other.columns["completion"] = "xyz" + 15 * " w"
+    row, mismatched = encoder.encode({"prompt": "q" + 20 * "-", "completion": "a", "label": True}, lambda: other)
+    assert (row.reward, mismatched.reward) == (1.0, 0.0)
+    assert learnt(row, model)[-1][0].startswith("a")
+    (before, unlearnt), (answer, weight) = learnt(mismatched, model)
+    assert (before, unlearnt, weight) == (learnt(row, model)[0][0], 0.0, 1.0)
+    assert answer.startswith("xyz w")
+    assert len(mismatched.tokens) == 40
 
 
 def test_file_without_rows_is_refused(tmp_path: Path, model: Path) -> None:

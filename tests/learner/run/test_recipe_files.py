@@ -96,6 +96,13 @@ def test_recipe_passes_the_plan(
             "preference learning (loss sigmoid) on data.train, without rollout servers",
             "data.train has 1 row of prompt + chosen + rejected.",
         ),
+        (
+            "kto",
+            '{"prompt": "1 + 1 =", "completion": " 2", "label": true}\n'
+            '{"prompt": "1 + 1 =", "completion": " 3", "label": false}\n',
+            "preference learning from single answers (KTO) on data.train, without rollout servers",
+            "1 row of prompt + completion + label true, 1 row of prompt + completion + label false.",
+        ),
     ],
 )
 def test_training_on_rows_is_planned_without_a_server(

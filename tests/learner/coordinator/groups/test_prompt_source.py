@@ -45,6 +45,16 @@ def test_source_gives_one_more_for_a_prompt_that_was_skipped(tmp_path: Path) -> 
         assert len(names(source)) == 1
 
 
+def test_another_row_is_the_one_before_in_the_order_and_never_the_same_row(tmp_path: Path) -> None:
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        source = PromptSource(PROMPTS, SETTINGS, ledger, last_step=0)
+        order = [group.prompt.uid for _ in range(6) if (group := source.take()) is not None]
+        others = [source.another(position).uid for position in range(6)]
+        alone = PromptSource(PROMPTS[:2], SETTINGS, ledger, last_step=0)
+        assert [source.another(0).uid, *others[1:4]] == [order[1], *order[:3]]
+        assert all(alone.another(position) != PROMPTS[alone._order.at(position)[1]] for position in range(9))
+
+
 def test_source_recalls_what_was_leased_and_then_goes_on_in_order(tmp_path: Path) -> None:
     with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
         order = names(PromptSource(PROMPTS, SETTINGS, ledger, last_step=0))

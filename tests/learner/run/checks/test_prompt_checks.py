@@ -226,6 +226,16 @@ def test_rows_that_an_older_version_left_out_are_left_out_still(tmp_path: Path, 
     assert read(tmp_path, model, resumed(tmp_path)).index.numbers.tolist() == [1, 2, 4]
 
 
+@pytest.mark.parametrize("held_out", [False, True])
+def test_kto_without_another_row_is_refused(tmp_path: Path, model: Path, held_out: bool) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "q", "completion": "a", "label": true}\n')
+    of_rows = Settings.model_validate({"objective": "kto", "data": {"train": str(path), "eval": str(path)}})
+    name = "eval" if held_out else "train"
+    with pytest.raises(SettingsError, match=rf"data.{name} has one row to use, and objective = kto needs another"):
+        check_held_out(of_rows, model) if held_out else read_train_prompts(of_rows, model, new(tmp_path))
+
+
 def test_demonstrations_that_cannot_be_learnt_are_named_with_their_lines(tmp_path: Path, model: Path) -> None:
     path = tmp_path / "rows.jsonl"
     bad: list[tuple[object, str]] = [
