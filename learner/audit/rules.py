@@ -217,7 +217,8 @@ _FACTS = [
     """,
     """CREATE TEMP VIEW line_values AS
     WITH trained AS (
-        SELECT t.step, COUNT(*) AS num_samples, AVG(reward) AS reward_mean, COALESCE(MAX(staleness), 0) AS staleness_max
+        SELECT t.step, COUNT(*) AS num_samples, AVG(reward * {scored}) AS reward_mean,
+            COALESCE(MAX(staleness), 0) AS staleness_max
         FROM trajectories AS t JOIN step_facts AS s ON s.step = t.step
         WHERE kind = 'train' AND num_trained GROUP BY t.step)
     SELECT line_step, number, 'policy_version' AS name, policy_version AS stated, version_after AS value
@@ -300,15 +301,16 @@ def _prepare(run: AuditedRun, steps: Steps, terms: Terms, first: int) -> None:
         settings = (of.group_size, of.groups_per_step, of.max_staleness)
         run.db.execute("INSERT INTO step_facts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*counts, *settings))
     run.db.executemany("INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?)", ((n, *values) for n, values in _lines(run)))
+    is_scored = str(int(not run.settings.is_of_rows))
     for table in _FACTS:
-        run.db.execute(table.replace("{first}", str(first)))
+        run.db.execute(table.replace("{first}", str(first)).replace("{scored}", is_scored))
 
 
 def _lines(run: AuditedRun) -> Iterator[tuple[int, tuple[float | None, ...]]]:
     """Yield the number of every whole line, from 1, and its columns in `lines`."""
     whole, _, _ = run.metrics.rpartition(b"\n")
     names = ("step", "policy_version", "data/num_samples", "reward/mean", "data/staleness_max")
-    # Rows are not scored: their lines have no reward, and those of a step have the mean 0 in the ledger.
+    # Rows are not scored: their lines have no reward, and the ledger has signs of answers in its place.
     unscored = {"reward/mean": 0.0} if run.settings.is_of_rows else {}
     for number, text in enumerate(whole.split(b"\n") if whole else [], start=1):
         line = parse_metrics_line(text) or {}
