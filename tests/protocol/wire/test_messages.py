@@ -10,6 +10,7 @@ from protocol.errors import FrameError
 from protocol.wire import messages as m
 from protocol.wire.codec import Decoder, encode
 from tests.protocol.wire.examples import STAMP, example_messages, example_part, part_buffers
+from tests.protocol.wire.make_golden import schema
 
 EXAMPLES = example_messages()
 GOLDEN = Path(__file__).parent / "golden"
@@ -36,6 +37,11 @@ def test_golden_bytes_are_read_as_the_message(tag: str) -> None:
     assert decoder.decode(golden_frames(tag)) == EXAMPLES[tag]
 
 
+def test_limits_and_defaults_are_those_of_the_committed_schema() -> None:
+    # A field may be added with a default; any other change raises SCHEMA_VERSION, which is in the schema.
+    assert schema() == (GOLDEN / "schema.txt").read_text(encoding="ascii").splitlines()
+
+
 class LaterNext(m.Message, frozen=True, kw_only=True, tag="next"):
     """NextBatch as it would be with one more field."""
 
@@ -59,17 +65,6 @@ def test_an_added_field_is_refused_by_an_older_reader() -> None:
 def test_messages_do_not_change() -> None:
     with pytest.raises(AttributeError, match="immutable"):
         EXAMPLES["done"][0].run_id = "other"  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(("num_parts", "is_taken"), [(32, True), (33, False)])
-def test_turns_of_at_most_32_samples_come_in_one_message(num_parts: int, is_taken: bool) -> None:
-    decoder: Decoder[m.Message] = Decoder(m.ToCoordinator)
-    frames = encode(m.TurnsDone(**STAMP, parts=[example_part()] * num_parts), part_buffers())
-    if is_taken:
-        assert decoder.decode(frames)[0].parts == [example_part()] * num_parts  # type: ignore[attr-defined]
-    else:
-        with pytest.raises(FrameError, match=r"parts: Expected `array` of length <= 32"):
-            decoder.decode(frames)
 
 
 def test_a_part_may_hold_as_many_tokens_as_a_message() -> None:
