@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from deploy.command import VERBS
-from learner.disk.old_metrics import RENAMED
+from learner.disk.run_folder import RENAMED
 from protocol.settings.settings import Settings
 from tests.learner.test_metrics_names import GROUPS, documented
 from tests.reference_pages import PAGES, settings_page

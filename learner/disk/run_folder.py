@@ -1,11 +1,12 @@
-"""Names and records of a run folder."""
+"""Names and records of a run folder; records of version 0.1.0 are read under the present names."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from learner.disk.old_metrics import with_present_names
+import msgspec
+
 from protocol.disk.files import replace_file
 
 LEDGER = "ledger.sqlite"
@@ -110,3 +111,101 @@ def read_only_uri(path: Path) -> str:
     """
     is_shared = path.with_name(f"{path.name}-wal").exists()
     return f"{path.resolve().as_uri()}?{'mode=ro' if is_shared else 'mode=ro&immutable=1'}"
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """One answer to a held-out prompt."""
+
+    step: int
+    uid: str
+    reward: float
+    set: str = ""
+    sample: int = 0
+    is_greedy: bool = False
+    prompt: str = ""
+    response: str = ""
+    label: str = ""
+
+
+class _Place(msgspec.Struct, frozen=True):
+    step: int
+    set: str = ""
+
+
+def read_answers(path: Path, steps: Collection[int]) -> dict[int, list[Answer]]:
+    """Return the answers of the evaluations of these steps, of the first set alone, in the order of their prompts.
+
+    Broken lines are skipped. If a start repeated an evaluation, its last answers count.
+    """
+    by_step: dict[int, dict[tuple[str, int], Answer]] = {step: {} for step in steps}
+    main_set = None
+    with path.open("rb") as file:
+        for text in file:
+            try:
+                place = msgspec.json.decode(text, type=_Place)
+                main_set = place.set if main_set is None else main_set
+                if place.step in by_step and place.set == main_set:
+                    answer = msgspec.json.decode(text, type=Answer)
+                    by_step[place.step][answer.uid, answer.sample] = answer
+            except msgspec.DecodeError:
+                continue
+    return {step: list(answers.values()) for step, answers in by_step.items()}
+
+
+# Old name -> present name; None: another key of the same line has the figure.
+RENAMED: Mapping[str, str | None] = {
+    **{name: f"policy/{name}" for name in ("loss", "grad_norm", "num_updates", "entropy", "kl_fresh", "kl_stale")},
+    **{name: f"policy/{name}" for name in ("ratio_mean", "ratio_outside_share", "effective_sample_share")},
+    **{name: f"policy/{name}" for name in ("logprob_difference_max", "advantage_std", "kl_coefficient")},
+    "router_aux_loss": "policy/router_aux_loss",
+    "kl": "policy/kl_sampler",
+    "reference_kl": "policy/kl_reference",
+    "clip_fraction": "policy/clip_share",
+    "value_loss": "critic/loss",
+    "critic_grad_norm": "critic/grad_norm",
+    "num_critic_updates": "critic/num_updates",
+    "value_mean": "critic/value_mean",
+    "return_mean": "critic/return_mean",
+    "value_clip_fraction": "critic/clip_share",
+    "value_explained": "critic/explained_share",
+    "reward_mean": "reward/mean",
+    "reward_std": "reward/std",
+    "score_mean": "reward/score",
+    "equal_group_share": "reward/equal_group_share",
+    "equal_groups": None,
+    "response_tokens_mean": "length/mean",
+    "response_tokens_better": "length/better",
+    "response_tokens_worse": "length/worse",
+    "turns_mean": "length/turns",
+    "truncated_share": "length/truncated_share",
+    **{name: f"data/{name}" for name in ("staleness_mean", "staleness_max", "window_used", "skipped", "retried")},
+    **{name: f"data/{name}" for name in ("num_samples", "num_model_tokens", "num_trained_tokens")},
+    **{name: f"data/{name}" for name in ("filtered_low", "filtered_high", "curriculum_easy", "curriculum_hard")},
+    "wait_s": "time/wait_s",
+    "train_s": "time/train_s",
+    "switch_s": "time/switch_s",
+    "push_s": "time/push_s",
+    "pause_s": "time/push_pause_s",
+    "samples_per_s": "perf/samples_per_s",
+    "tokens_per_s": "perf/tokens_per_s",
+    "alarms": "health/alarms",
+    **{f"eval_{name}": f"eval/{name}" for name in ("step", "policy_version", "failed", "rewards_since")},
+    **{f"eval_version_{end}": f"eval/version_{end}" for end in ("min", "max")},
+    "eval_reward": None,
+    "eval_reward_greedy": None,
+}
+
+
+def with_present_names(line: Mapping[str, float]) -> dict[str, float]:
+    """Return a metrics line under the present names; a line of this version is returned as it is."""
+    if line.keys().isdisjoint(RENAMED):
+        return dict(line)
+    renamed: dict[str, float] = {}
+    for key, value in line.items():
+        group, slash, rest = key.partition("/")
+        if slash:
+            prefix = {"reward": "reward/part/", "reward_log": "reward/log/"}.get(group)
+            renamed[f"{prefix}{rest}" if prefix else key] = value
+        elif (name := RENAMED.get(key, key)) is not None:
+            renamed[name] = value
+    return renamed

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from learner.disk.answers import read_answers
-from learner.disk.run_folder import WANDB_ID, MetricsReader, main_set
+from learner.disk.run_folder import WANDB_ID, MetricsReader, main_set, read_answers
 from protocol.disk.files import replace_file
 
 _log = logging.getLogger("learner.live.wandb_log")

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from learner.data.text_decoder import TextDecoder
-from learner.disk.answers import Answer, read_answers
+from learner.disk.run_folder import Answer, read_answers
 
 Author = Literal["prompt", "model", "observation"]
 Change = Literal["better", "worse", "equal"]

@@ -4,8 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from learner.disk.old_metrics import RENAMED
-from learner.disk.run_folder import main_set, parse_metrics_line
+from learner.disk.run_folder import RENAMED, main_set, parse_metrics_line
 
 GROUPS = "reward|preference|policy|critic|length|data|time|perf|progress|health|eval"
 ROWS = [line.split("|") for line in Path("docs/look_up/metrics.md").read_text().splitlines() if line.startswith("| `")]

@@ -17,8 +17,7 @@ from pathlib import Path
 from learner.coordinator.groups.evaluations import Evaluations, EvaluationSchedule
 from learner.coordinator.steps.step_batch import StepBatch
 from learner.data.text_decoder import TextDecoder
-from learner.disk.old_metrics import with_present_names
-from learner.disk.run_folder import parse_metrics_line
+from learner.disk.run_folder import parse_metrics_line, with_present_names
 from learner.ledger.ledger import HELD_LINE, Ledger
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
