@@ -46,7 +46,7 @@ def test_micro_batch_keeps_the_weights_of_written_tokens() -> None:
 def test_micro_batch_of_no_samples_has_one_token_and_predicts_nothing() -> None:
     batch = make_micro_batch([])
     assert batch.tokens.shape == (1, 1)
-    assert batch.num_model_tokens == 0
+    assert (batch.num_model_tokens, batch.numbers) == (0, (-1,))
 
 
 def test_micro_batch_does_not_change_when_a_sample_changes_later() -> None:
@@ -62,8 +62,10 @@ def test_sample_whose_first_token_was_written_by_the_model_is_refused() -> None:
         make_micro_batch([sample([1, 2], [0, 1]), sample([3, 4], [1, 1])])
 
 
-@pytest.mark.parametrize("column", ["old_logprobs", "reference_logprobs", "values", "returns"])
+@pytest.mark.parametrize(
+    "column", ["behaviour_logprobs", "advantages", "weights", "old_logprobs", "reference_logprobs", "values", "returns"]
+)
 @pytest.mark.parametrize("value", [0.5, float("inf"), float("nan")])
 def test_input_sum_is_finite_exactly_when_every_column_is(column: str, value: float) -> None:
-    batch = replace(make_micro_batch([sample([7, 8], [0, 1], 2.0)]), **{column: torch.tensor([value])})
+    batch = replace(make_micro_batch([sample([7, 8], [0, 1])]), **{column: torch.tensor([value])})  # advantage 0
     assert bool(batch.input_sum().isfinite()) == (value == 0.5)
