@@ -11,8 +11,8 @@ code defines: `abs = lambda *x: 0` changes no test. Every other name is the code
 import ast
 import builtins
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 _BUILT_IN = frozenset(vars(builtins))
 _ONLY_DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
@@ -23,7 +23,8 @@ class TestNames:
     """Names that a test does not bind itself."""
 
     own: frozenset[str] = frozenset()  # names of the language's that mean the code's
-    modules: frozenset[str] = frozenset()  # standard modules that the test does not import
+    # Standard modules that the test does not import -> attributes that it uses; the code's if the module lacks one.
+    modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def names_in(tests: Sequence[str]) -> TestNames:
@@ -44,7 +45,12 @@ def names_in(tests: Sequence[str]) -> TestNames:
     modules = (free & sys.stdlib_module_names) - own
     if "solution" not in imported and not free - _BUILT_IN - modules:
         own |= _subject([names & _BUILT_IN for names in called if names & _BUILT_IN])
-    return TestNames(frozenset(own), frozenset(modules))
+    used = {
+        (node.value.id, node.attr)
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    return TestNames(frozenset(own), {name: [attr for of, attr in used if of == name] for name in sorted(modules)})
 
 
 def check_runs(test: str) -> None:

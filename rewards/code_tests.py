@@ -9,13 +9,14 @@ its JSON text, or an object with it as `ground_truth`:
     {"test": "def check(candidate): ..", "entry_point": "f"}             HumanEval's form
 
 Names that judges of such tests import before the code are there too, such as List, deque and math.
-Code and test run in different processes (`code_judge`): statements can call functions and methods of the code with
-plain values, and use operators between its objects but <. Functions test_.. without a call are called; the code may be
-imported as `solution`. A test that passes functions or objects of its own to the code is refused.
+Code and test run in different processes (`code_judge`): statements use the functions, classes and objects of the code.
+Functions test_.. without a call are called; the code may be imported as `solution`. A test that passes functions or
+objects of its own to the code, or that needs one process with the code, is refused.
 """
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -24,7 +25,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.sandbox.run import Limits, ProgramResult, Sandbox
@@ -55,7 +56,11 @@ _USUAL = {
     "sys": "exit",
 }
 _USUAL_MODULES = (*_USUAL, "datetime", "random", "re", "string")
-_JUDGE = Path(__file__).with_name("code_judge.py").read_text()
+_JUDGE = "import sys, types\nsys.modules['rewards'] = types.ModuleType('rewards')\n"
+for _name in ("rewards.code_proxies", "rewards.code_judge"):
+    _JUDGE += f"module = sys.modules[{_name!r}] = types.ModuleType({_name!r})\n"
+    _JUDGE += f"exec({Path(__file__).with_name(_name.rpartition('.')[2] + '.py').read_text()!r}, vars(module))\n"
+_JUDGE += "module.start()"
 
 
 @dataclass(frozen=True)
@@ -69,10 +74,6 @@ class Case:
     names: TestNames = field(default_factory=TestNames)
     call: tuple[str, list[Any] | dict[str, Any]] | None = None  # (function, or method of Solution; arguments)
     value: Any = None  # expected result of the call, as JSON
-
-
-class _Unfit(Exception):
-    """A test does what no code can receive."""
 
 
 class CodeScorer:
@@ -113,13 +114,14 @@ class CodeScorer:
             return Score(0.0, 0.0, {"has_code": 0.0})
         try:
             outcomes = await self._outcomes(with_usual_names(code), cases)
-        except _Unfit as error:
-            raise SampleError(index, f"is a test that no code can pass: {error}") from None
         except (NeighbourError, OperatorError, OSError) as error:
             raise ScorerFailure(index, "Sandbox", str(error)) from None
         num_passed = outcomes.count("passed")
+        unfit = [each for each in outcomes if each.startswith(UNFIT)]
+        if unfit and num_passed + len(unfit) == len(cases):
+            raise SampleError(index, f"has a test that cannot be judged: {unfit[0].removeprefix(UNFIT)}")
         logs = {"has_code": 1.0, "over_limit": float("limit" in outcomes)}
-        return Score(float(num_passed == len(cases)), num_passed / len(cases), logs)
+        return Score(float(num_passed == len(cases)), num_passed / (len(cases) - len(unfit)), logs)
 
     async def _outcomes(self, code: str, cases: Sequence[Case]) -> list[str]:
         """Return the outcomes of the cases, up to the first one over a limit."""
@@ -137,21 +139,20 @@ class CodeScorer:
                 await asyncio.gather(*tests, return_exceptions=True)
         return outcomes
 
-    async def _outcome(self, code: str, case: Case) -> Literal["passed", "failed", "limit"]:
+    async def _outcome(self, code: str, case: Case) -> str:
+        """Return "passed", "failed", "limit", or UNFIT and why the test is not for this judge."""
         if case.prints is not None:
             result = await self._run(code, case.stdin.encode(errors="replace"), case.prints)
-            is_passed = _words(result.output) == _words(case.prints)
+            is_passed = _is_output(result.output, case.prints)
         else:
             mark = secrets.token_hex(16)
-            task = {"code": code, "test": case.statements, "call": case.call, "entry": case.entry, "mark": mark,
-                    "own": [*case.names.own], "modules": [*case.names.modules]}  # fmt: skip
-            result = await self._run(_JUDGE, json.dumps(task).encode(), json.dumps(case.value))
+            task = {"code": code, "test": case.statements, "call": case.call, "value": case.value, "mark": mark,
+                    "entry": case.entry, "own": [*case.names.own], "modules": case.names.modules}  # fmt: skip
+            result = await self._run(_JUDGE, json.dumps(task).encode(), "")
             # The code runs in another process, so this output comes from the judge.
             is_passed = result.output.startswith(mark)
             if result.output.startswith(mark + UNFIT):
-                raise _Unfit(result.output.removeprefix(mark + UNFIT).strip())
-            if case.call is not None and is_passed:
-                is_passed = _is_value(_json_or(result.output.removeprefix(mark).strip()), case.value)
+                return result.output.removeprefix(mark).strip()
         if result.how != "exit":
             return "limit"
         return "passed" if is_passed and result.exit_code == 0 else "failed"
@@ -251,19 +252,17 @@ def _call(name: str, arguments: Any, value: Any) -> Case:
     return Case(call=(name, arguments if isinstance(arguments, dict) else list(arguments)), value=value)
 
 
-def _json_or(text: str) -> Any:
+def _is_output(printed: str, expected: str) -> bool:
+    """Return whether the words of each line are the same; decimal fractions by value, as contests compare them."""
+    found, wanted = ([line.split() for line in text.rstrip().split("\n")] for text in (printed, expected))
+    pairs = zip(itertools.chain(*found), itertools.chain(*wanted), strict=False)
+    return [*map(len, found)] == [*map(len, wanted)] and all(_is_word(*pair) for pair in pairs)
+
+
+def _is_word(found: str, wanted: str) -> bool:
+    if found == wanted or "." not in wanted:
+        return found == wanted
     try:
-        return json.loads(text)
+        return math.isclose(float(found), float(wanted), rel_tol=1e-6, abs_tol=1e-9)
     except ValueError:
-        return text
-
-
-def _is_value(found: Any, expected: Any) -> bool:
-    # Some data sets store values as JSON text, others put each in a list.
-    forms = [expected, *(expected if isinstance(expected, list) and len(expected) == 1 else [])]
-    return any(found == form or (isinstance(form, str) and found == _json_or(form)) for form in forms)
-
-
-def _words(printed: str) -> list[list[str]]:
-    """Return the words of each line: trailing spaces and blank lines at the end are ignored, as in online judges."""
-    return [line.split() for line in printed.rstrip().split("\n")]
+        return False

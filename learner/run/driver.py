@@ -32,6 +32,7 @@ from learner.run.checks.preflight import CheckedRun, check_same_files
 from learner.run.copied_start import copier_of
 from learner.run.pages import MetricsPages
 from learner.run.parts import describe_parts
+from learner.run.refused_start import accept_start, undone_if_refused
 from learner.run.start import RunStart, lock_folder, plan_restart, prepare_folder, set_refused_aside
 from learner.run.terminal import say, stop_signals
 from protocol.errors import NeighbourError, OperatorError
@@ -87,7 +88,7 @@ def drive(checked: CheckedRun) -> int:
             metrics, copies = MetricsReader(start.folder / "metrics.jsonl"), copier_of(settings, start)
             context = RunContext(settings, checked.model, sizes, cluster, view, stop, metrics, pages.record, copies)
             is_new = not start.folder.exists()
-            with lock_folder(start):
+            with lock_folder(start), undone_if_refused(start.folder):
                 progress.has_made_folder = is_new  # under the lock: a failure removes no folder of another command
                 prepare_folder(start, settings)
                 if checked.train is not None:
@@ -153,6 +154,7 @@ def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -
         try:
             attempt.launch()
             progress.has_trained = True
+            accept_start(start.folder)
             ended = attempt.watch()
         except StoppedAtStart:
             ended = "Stopped before the first step."

@@ -6,7 +6,9 @@ a relative path starts in that folder. Without the context a path stays as it is
 
 import ast
 import contextlib
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -45,18 +47,47 @@ def environment_file(name: str) -> tuple[str, str] | None:
 
 
 def user_files(environment: str, *functions: str | None) -> list[Path]:
-    """Return the user's files in rollout.environment and functions such as FILE.py:name, and modules next to them."""
+    """Return the user's files in rollout.environment and functions such as FILE.py:name, and the modules they import.
+
+    Installed modules do not count, but for that of MODULE:Class.
+    """
     kind, path = environment_file(environment) or ("", environment)
     names = [path.rpartition(":")[0] if ":" in FILE_ENVIRONMENTS.get(kind, ":") else path]
     names += [(name or "").rpartition(":")[0] for name in functions]
     files = [Path(name) for name in names if name and Path(name).is_file()]
+    files += [] if kind or files or not names[0] else _files_of(names[0], [Path(folder) for folder in sys.path])
+    own = [Path(folder) for folder in sys.path if "-packages" not in folder and not folder.startswith(sys.base_prefix)]
     for file in files:  # grows in the loop: modules import modules
-        if file.suffix != _CODE_SUFFIX:
-            continue
         with contextlib.suppress(SyntaxError, ValueError):  # its import names the place
-            modules = (file.with_name(f"{name}.py") for name in _imports(ast.parse(file.read_bytes())))
-            files += sorted(module for module in modules if module.is_file() and module not in files)
+            for folder, name in _imports_of(file):
+                found = _files_of(name, [folder] if folder != file.parent else [folder, *own])
+                files += [module for module in found if module not in files]
     return files
+
+
+def _imports_of(file: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the folder and the name of each module that a file may import."""
+    if file.suffix != _CODE_SUFFIX:  # verl's tools
+        yield from ((file.parent, name) for name in re.findall(r"class_name:\W*([\w.]+)\.\w", file.read_text()))
+        return
+    for statement in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(statement, ast.Import):
+            yield from ((file.parent, alias.name) for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            folder = file.parents[max(0, statement.level - 1)]
+            for alias in statement.names:
+                yield folder, f"{statement.module}.{alias.name}" if statement.module else alias.name
+
+
+def _files_of(name: str, folders: Iterable[Path]) -> list[Path]:
+    """Return the files of a module and its packages in the first folder that has it."""
+    parts = name.split(".")
+    for folder in folders if parts[0] not in _ROOMS else ():
+        stems = [folder.joinpath(*parts[:number]) for number in range(1, len(parts) + 1)]
+        found = [file for stem in stems for file in (stem / "__init__.py", stem.with_suffix(".py")) if file.is_file()]
+        if found or (len(parts) > 1 and stems[0].is_dir()):
+            return found
+    return []
 
 
 def _data_path(name: str, info: ValidationInfo) -> str:

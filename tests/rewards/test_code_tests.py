@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,7 +143,7 @@ square = lambda x: -1
 """,
     "speaks for the worker": """
 import sys
-pipe = sys._getframe(1).f_locals['judge']
+pipe = sys._getframe(2).f_locals['judge']
 pipe.send({'names': {'__builtins__': ['dict', [[['same', 'abs'], ['remote', 0]]]], 'square': ['remote', 0]}})
 while (request := pipe.receive()) is not None:
     pipe.send({'value': ['same', 0], 'arguments': request['arguments'][0]})
@@ -158,93 +160,33 @@ async def test_code_passes_by_its_values_only(sandbox: Sandbox, way: str) -> Non
     assert (score.reward, score.score) == (0.0, 0.0)
 
 
-SOUND = {
-    "plain values of every kind": (
-        "import collections\nPoint = collections.namedtuple('Point', 'x y')\n"
-        "f = lambda x: (collections.Counter(x), {1, 2}, Point(1, 2.5), b'a', None, 1j, True, float('inf'))",
-        "assert f('aab') == ({'a': 2, 'b': 1}, {1, 2}, (1, 2.5), b'a', None, 1j, True, float('inf'))",
-    ),
-    "a list that it changes": ("def f(x):\n    x.sort()", "x = [3, 1, 2]\nf(x)\nassert x == [1, 2, 3]"),
-    "a generator": ("def f(n):\n    yield from range(n)", "assert list(f(3)) == [0, 1, 2] and 2 in f(3)"),
-    "a match": ("import re\nf = lambda x: re.match('a', x)", "assert f('ab') and not f('b')"),
-    "an object": (
-        "class Stack:\n    def __init__(self): self.held = []\n    def push(self, x): self.held.append(x)\n"
-        "    def __len__(self): return len(self.held)\n    def __getitem__(self, i): return self.held[i]",
-        "s = Stack()\ns.push(4)\ns.push(x=5)\nassert len(s) == 2 and s[1] == 5 and s.held == [4, 5]",
-    ),
-    "equality and operators of its objects": (
-        "import dataclasses, enum, fractions\n@dataclasses.dataclass\nclass V:\n    x: list\n"
-        "    def __add__(self, other): return V(self.x + other.x)\n    def __mul__(self, n): return V(self.x * n)\n"
-        "class C(enum.Enum):\n    A, B = 1, 2\nf = lambda n: V([C.A] * n)\nF = fractions.Fraction\nnode = object()",
-        "assert f(1) + f(1) == f(1) * 2 == V([C.A, C.A]) != V([C.A, C.B]) and f(2) in [f(1), f(2)]\n"
-        "assert node != V([C.A])\n"
-        "assert F(1, 2) + F(1, 3) == F(5, 6) and node == node and V([1]) != [1]\n"
-        "assert {F(1, 2), F(1, 2)} == {F(1, 2)} and sum([F(1, 2), F(1, 2)]) == F(1, 1)",
-    ),
-    "equality that is not content": (
-        "import dataclasses\nclass F:\n    def __init__(self, n, d): self.n, self.d = n, d\n"
-        "    def __eq__(self, other): return self.n * other.d == other.n * self.d\n"
-        "@dataclasses.dataclass\nclass P:\n    x: int\n    note: str = dataclasses.field(compare=False)\n"
-        "class Nil:\n    def __eq__(self, other): return isinstance(other, Nil)",
-        "assert F(1, 2) == F(2, 4) != F(1, 3) and P(1, 'a') == P(1, 'b') != P(2, 'a') and Nil() == Nil()",
-    ),
-    "values of standard classes": (
-        "import collections, datetime, decimal\nday = datetime.timedelta(1)\nf = lambda x: x + day\n"
-        "half = lambda x: decimal.Decimal(x) / 2\ng = lambda q: (collections.deque(q, 2), range(len(q)))",
-        "from collections import deque\nfrom datetime import *\nfrom decimal import Decimal\n"
-        "assert f(date(2020, 1, 31)) == date(2020, 2, 1) < f(date(2021, 1, 1)) and abs(half(Decimal(3)) - 1) < 1\n"
-        "assert f(datetime(2020, 1, 1, tzinfo=timezone.utc)).day == 2 and g(deque([7])) == (deque([7]), range(1))",
-    ),
-    "its own errors": (
-        "class Bad(ValueError): pass\ndef f(x):\n    raise [Bad('no'), KeyError('no'), OSError(2, 'no')][x]",
-        "try:\n    f(0)\nexcept Bad as error:\n    assert isinstance(error, ValueError) and str(error) == 'no'\n"
-        "try:\n    f(1)\nexcept KeyError as error:\n    assert error.args == ('no',)\n"
-        "try:\n    f(2)\nexcept FileNotFoundError as error:\n    assert error.errno == 2",
-    ),
-    "what objects can do": (
-        "class S:\n    def __init__(self, v): self.v, self.d = v, {}\n"
-        "    def __lt__(self, other): return self.v < other.v\n"
-        "    def __setitem__(self, k, v): self.d[k] = v\n    def __repr__(self): return 'S!'\n"
-        "    def __float__(self): return 1.5\nclass T(S): pass\nnext_of = lambda s: s.next.v",
-        "s = S(1)\ns.next, s['a'] = S(2), 3\nassert next_of(s) == 2 and s.d == {'a': 3} and repr(s) == 'S!'\n"
-        "assert isinstance(T(1), S) and not isinstance(1, S) and float(s) == 1.5\n"
-        "assert [each.v for each in sorted([S(2), S(1)])] == [1, 2]",
-    ),
-    "names of what it returns": (
-        "import collections\nP = collections.namedtuple('P', 'x y')\np = lambda: P(1, 2)\nc = collections.Counter\n"
-        "class E(Exception):\n    def __init__(self, code): self.code = code\n"
-        "kind = lambda: E\nsame = lambda k: k is E\n"
-        "def fail(): raise E(7)",
-        "assert p().x == 1 and c('aab').most_common(1) == [('a', 2)] and same(kind())\n"
-        "try:\n    fail()\nexcept E as error:\n    assert error.code == 7",
-    ),
-    "an error": (
-        "def f(x):\n    raise ValueError(f'no {x}')",
-        "try:\n    f(3)\n    assert False\nexcept ValueError as error:\n    assert str(error) == 'no 3'",
-    ),
-    "a module that the code imports": ("import math\nf = lambda x: x * 0.1", "assert math.isclose(f(3), 0.3)"),
-    "a name of the language's": ("def sum(x):\n    return 7", "assert sum([1]) == 7 and not sum(0) != 7"),
-    "a name of a module's": ("def bisect(x): return 7\nthis = turtle = 1", "assert bisect([1]) == 7"),
-    "a module that nobody imports": ("f = lambda x: x * 0.1", "assert math.isclose(f(3), 0.3)"),
-    "the code as a module": (
-        "def sum(x):\n    return 7\nlen = lambda x: 0",
-        "from solution import *\nfrom solution import sum\ndef test_it():\n    assert len([sum([1]) - 7]) == 1\n"
-        "def test_two(x):\n    assert x == 7\ntest_two(sum([1]))",
-    ),
-    "prints and reads nothing": ("print('hello')\nf = lambda: input() if 0 else 1", "assert f() == 1"),
-}
+_ROW = re.compile(r"#### (.*): (.*)\n((?s:.*?))\n#~ (.*?) ~> (.*)\n((?s:.*?))\n\n")
 
 
-@pytest.mark.parametrize("what", SOUND)
-async def test_tests_can_use_the_definitions_of_the_code(sandbox: Sandbox, what: str) -> None:
-    code, test = SOUND[what]
-    score = await _scored(sandbox, code, [test])
-    assert score.reward == 1.0
+async def test_right_program_gets_no_0_and_a_wrong_one_no_1(sandbox: Sandbox) -> None:
+    rows = _ROW.findall(Path(__file__).with_name("code_programs.txt").read_text() + "\n\n")
+    codes = [(code, code.replace(old, new), test) for _, _, code, old, new, test in rows]
+    tests = [json.loads(test) if test[0] == "{" else [test] for *_, test in codes]
+    scores = await asyncio.gather(
+        *(_scored(sandbox, code, test) for row, test in zip(codes, tests, strict=True) for code in row[:2]),
+        return_exceptions=True,
+    )
+    verdicts = ["refused" if isinstance(each, SampleError) else getattr(each, "reward", each) for each in scores]
+    expected = {"judged": (1.0, 0.0), "refused": ("refused", 0.0), "refused always": ("refused", "refused")}
+    found = dict(zip([row[0] for row in rows], zip(verdicts[::2], verdicts[1::2], strict=True), strict=True))
+    assert found == {about: expected[verdict] for about, verdict, *_ in rows}
+
+
+async def test_test_that_calls_the_code_too_often_is_refused(sandbox: Sandbox) -> None:
+    code, test = "f = lambda x: x", "for i in range(10**6): assert f(i) == i"
+    with pytest.raises(SampleError, match="uses the code too often for its time limit"):
+        await _scored(sandbox, code, [test], test_timeout_s=2.0)
 
 
 # Code that defines built-ins, and tests that want the language's or the code's.
 ABS = "abs = sorted = lambda *x: 0\n"
 MEANT: dict[str, tuple[str, Any, float]] = {
+    "subject of the test": ("def sum(x):\n    return 7", ["assert sum([1]) == 7 and not sum(0) != 7"], 1.0),
     "helper of each test": (f"{ABS}f = lambda x: 9", ["assert abs(f(1)) == 0", "assert abs(f(2)) < 1e-6"], 0.0),
     "helper of one test": (
         f"{ABS}def sum(a, b): return 9", ["assert sum(1, 2) == 3", "assert abs(sum(1, 2) - 3) < 1"], 0.0
@@ -272,6 +214,18 @@ async def test_built_in_of_a_test_is_the_codes_only_where_the_tests_are_about_it
     assert (await _scored(sandbox, code, label)).reward == reward
 
 
+@pytest.mark.parametrize(
+    ("wanted", "printed", "is_right"),
+    [("0.5", "0.50", True), ("1.3333333", "1.33333334", True), ("0.5", "0.51", False), ("v1.10.2", "v1.1.2", False),
+     ("9", "9.0", False), ("1 2\n3", "1 2 3", False), ("1 2", "1  2 \n\n", True)],
+)  # fmt: skip
+async def test_decimal_fractions_are_compared_by_value(
+    sandbox: Sandbox, wanted: str, printed: str, is_right: bool
+) -> None:
+    score = await _scored(sandbox, f"print({printed!r})", {"inputs": [""], "outputs": [wanted]})
+    assert score.reward == float(is_right)
+
+
 async def test_objects_of_a_class_that_equals_anything_are_not_equal(sandbox: Sandbox) -> None:
     code = "class V:\n    def __init__(self, x): self.x = x\n    def __eq__(self, other): return True"
     assert (await _scored(sandbox, code, ["assert V(1) == V(2)"])).reward == 0.0
@@ -281,7 +235,7 @@ async def test_objects_of_a_class_that_equals_anything_are_not_equal(sandbox: Sa
 async def test_test_that_no_code_can_pass_is_refused(sandbox: Sandbox, given: str) -> None:
     test = f"def check(): pass\ntry:\n    f({given})\nexcept TypeError:\n    assert False"
     with pytest.raises(
-        SampleError, match=r"^\$\.labels\[0\] is a test that no code can pass: it passes <.*plain values"
+        SampleError, match=r"^\$\.labels\[0\] has a test that cannot be judged: it passes <.*plain values"
     ):
         await _scored(sandbox, "f = lambda x: 1", test)
 

@@ -6,10 +6,13 @@ Imports neither torch nor transformers.
 import ast
 import difflib
 import importlib.util
+import sqlite3
 from collections import Counter
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from learner.checkpoint.manifest import Checkpoint
 from learner.data.sft_forms import describe_forms, read_demonstrations
 from learner.disk.model_folder import (
     changed_file,
@@ -19,12 +22,18 @@ from learner.disk.model_folder import (
     read_max_positions,
     read_vocab_size,
 )
-from learner.disk.run_folder import SETTINGS
+from learner.disk.run_folder import LEDGER, SETTINGS, read_only_uri
 from learner.live.tensorboard_log import import_writer
 from learner.plan.memory import read_sizes
 from learner.plan.needs import needs_of
 from learner.run.checks.disk import check_disk
-from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts, settings_of_epochs
+from learner.run.checks.prompt_checks import (
+    TrainPrompts,
+    check_held_out,
+    read_train_prompts,
+    settings_of_epochs,
+    skipped_before,
+)
 from learner.run.checks.user_code import check_user_code
 from learner.run.copied_start import start_with_copies
 from learner.run.start import RunStart, plan_start
@@ -64,9 +73,15 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
     check_positions(model, settings)
     check_engine_args(settings)
     check_logit_bias(model, settings)
-    settings, judged = settings_of_epochs(settings, model)
-    digest = model_digest(model)
+    given, digest = settings, model_digest(model)
+    settings, judged = settings_of_epochs(given, model)
     start = start_with_copies(settings, digest) if is_fetching else plan_start(settings.run, digest)
+    if judged is not None and (before := skipped_before(start)):
+        settings, judged = settings_of_epochs(given, model, before)
+        if start.step >= settings.run.max_steps:  # complete: the next run skips rows of its own
+            start = plan_start(settings.run, digest)
+            settings, judged = settings_of_epochs(given, model, skipped_before(start))
+    check_same_objective(settings, start)
     check_same_files(model, start)
     if judged is not None:
         check_same_batch(settings, start)
@@ -120,17 +135,39 @@ def check_same_files(model: Path, start: RunStart) -> None:
         )
 
 
+def check_same_objective(settings: Settings, start: RunStart) -> None:
+    """Raise SettingsError when the checkpoint is of a run with another objective: its prompts and records differ."""
+    saved = None if start.checkpoint is None else start.checkpoint.path.parents[1] / SETTINGS
+    if saved is None or not saved.is_file() or (before := load_saved_settings(saved).objective) == settings.objective:
+        return
+    assert start.checkpoint is not None
+    raise SettingsError(
+        f"settings: objective = {settings.objective}, and {start.checkpoint.path} is of a run with {before}. To begin "
+        f"with its weights set policy.model to {start.checkpoint.path / 'model'}, with a new run.name and without "
+        "run.resume."
+    )
+
+
 def check_same_batch(settings: Settings, start: RunStart) -> None:
     """Raise SettingsError when earlier steps had another batch, by which run.max_epochs would count their rows."""
-    saved = None if start.checkpoint is None else start.checkpoint.path.parents[1] / SETTINGS
-    if saved is None or not saved.is_file():
+    if start.checkpoint is None:
         return
-    before, now = load_saved_settings(saved).learner.groups_per_step, settings.learner.groups_per_step
-    if before != now:
+    now = settings.learner.groups_per_step
+    if others := [batch for batch in _batches_of(start.checkpoint) if batch != now]:
         raise SettingsError(
-            f"settings: learner.groups_per_step = {now}, and earlier steps had {before}: run.max_epochs cannot count "
-            "both. Set it back, or give run.max_steps."
+            f"settings: learner.groups_per_step = {now}, and earlier steps had {others[0]}: run.max_epochs cannot "
+            "count both. Set it back, or give run.max_steps."
         )
+
+
+def _batches_of(checkpoint: Checkpoint) -> list[int]:
+    """Return learner.groups_per_step of the starts that made a checkpoint; of the last one if its ledger is old."""
+    ledger, saved = checkpoint.path / LEDGER, checkpoint.path.parents[1] / SETTINGS
+    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(read_only_uri(ledger), uri=True)) as db:
+        query = "SELECT DISTINCT value FROM terms WHERE name = 'groups_per_step' AND from_step <= ?"
+        if rows := db.execute(query, (checkpoint.step,)).fetchall():
+            return [int(value) for (value,) in rows]
+    return [load_saved_settings(saved).learner.groups_per_step] if saved.is_file() else []
 
 
 def check_other_models(settings: Settings) -> None:

@@ -61,13 +61,12 @@ def read_train_prompts(
 ) -> TrainPrompts:
     """Return the prompts of data.train. A resumed run skips exactly the rows that it skipped at its beginning.
 
-    judged: the rows if they have been read.
+    judged: the rows without those skipped before, if they have been read.
     Raises: SettingsError for a file that cannot be read, and for more unusable rows than data.max_skipped_share.
     """
     data = settings.data
-    before = read_skipped(start.checkpoint.path.parents[1]) if start.checkpoint else []
-    if judged is None or before:
-        judged = _judge_rows(settings, model, [RowName(row.file, row.number) for row in before])
+    before = skipped_before(start)
+    judged = judged or _judge_rows(settings, model, before)
     index, unusable, notice = judged.index, judged.unusable, judged.forms
     num_rows = len(index) + len(unusable)
     if unusable and start.checkpoint is not None:
@@ -90,22 +89,29 @@ def read_train_prompts(
     return TrainPrompts(index, skipped, notice.strip() or None)
 
 
-def settings_of_epochs(settings: Settings, model: Path) -> tuple[Settings, JudgedRows | None]:
+def skipped_before(start: RunStart) -> list[SkippedRow]:
+    """Return the rows that the run skips since its beginning."""
+    return read_skipped(start.checkpoint.path.parents[1]) if start.checkpoint else []
+
+
+def settings_of_epochs(
+    settings: Settings, model: Path, before: Sequence[SkippedRow] = ()
+) -> tuple[Settings, JudgedRows | None]:
     """Return the settings with run.max_steps for run.max_epochs passes over data.train, and its rows if they were read.
 
-    Only usable rows count.
+    Only usable rows count. before: rows that the run skips already.
     """
     epochs = settings.run.max_epochs
     if epochs is None:
         return settings, None
-    judged = _judge_rows(settings, model)
+    judged = _judge_rows(settings, model, before)
     steps = math.ceil(round(epochs * len(judged.index) / settings.learner.groups_per_step, 9))
     run = settings.run.model_copy(update={"max_steps": steps, "max_epochs": None})
     return settings.model_copy(update={"run": run}), judged
 
 
-def _judge_rows(settings: Settings, model: Path, without: Sequence[RowName] = ()) -> JudgedRows:
-    data = settings.data
+def _judge_rows(settings: Settings, model: Path, before: Sequence[SkippedRow]) -> JudgedRows:
+    data, without = settings.data, [RowName(row.file, row.number) for row in before]
     with _judge_of(settings, model, data.max_prompt_tokens) as judge:
         index, unusable = read_prompts(data.train, data, judge, without)
     _check_others(settings, "data.train", len(index))

@@ -11,6 +11,7 @@ import pytest
 from learner.checkpoint.folder import begin, newest_valid
 from learner.checkpoint.manifest import Checkpoint, RefusedCheckpointError
 from learner.ledger.ledger import Ledger
+from learner.run.refused_start import undone_if_refused
 from learner.run.start import RunStart, lock_folder, plan_restart, plan_start, prepare_folder, set_refused_aside
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.run import RunSettings
@@ -115,6 +116,33 @@ def folder(tmp_path: Path) -> Path:
     ledger.close()
     (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(8)) + '{"step": 8')
     return folder
+
+
+def entries(folder: Path) -> dict[str, bytes | str]:
+    """Return the content of each file and link of a folder."""
+    paths = [path for path in folder.rglob("*") if path.is_symlink() or path.is_file()]
+    return {str(path): str(path.readlink()) if path.is_symlink() else path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("resume", ["auto", "step_000002", None])
+def test_refused_start_leaves_the_folder_as_it_was(folder: Path, resume: str | None) -> None:
+    start(folder)
+    (folder / "metrics.jsonl").write_text('{"step": 6}\n{"step": 7}\n')
+    (folder / "skipped_rows.json").write_text("[]")
+    before = entries(folder)
+    named = str(folder / "checkpoints" / resume) if resume and resume != "auto" else "auto"
+    planned = plan_start(settings_of(folder, named), "model-1") if resume else RunStart(folder, None)
+
+    def refuse() -> None:
+        with undone_if_refused(folder):
+            prepare_folder(planned, Settings.model_validate({"run": {"seed": 5}}))
+            (folder / "skipped_rows.json").unlink()
+            Ledger(folder / "ledger.sqlite").close()
+            raise SettingsError("refused")
+
+    with pytest.raises(SettingsError, match="refused"):
+        refuse()
+    assert entries(folder) == before
 
 
 def test_start_goes_back_to_the_newest_checkpoint(folder: Path) -> None:

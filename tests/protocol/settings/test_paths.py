@@ -6,6 +6,7 @@ import pytest
 
 from protocol.errors import SettingsError
 from protocol.settings.loader import load_settings
+from protocol.settings.paths import user_files
 from protocol.settings.settings import Settings
 
 
@@ -57,3 +58,24 @@ def test_path_behind_a_kind_of_environment_becomes_absolute(tmp_path: Path) -> N
 def test_home_of_an_unknown_user_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"run.dir = .~nobody_here/runs. is wrong: .* user that this machine"):
         resolved(tmp_path, "--run.dir", "~nobody_here/runs")
+
+
+@pytest.mark.parametrize("environment", ["mine.py:Env", "mine:Env", "verl_tools:tools.yaml"])
+def test_files_of_the_user_are_those_that_the_environment_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: str
+) -> None:
+    (tmp_path / "kit" / "parts").mkdir(parents=True)
+    files = {
+        "mine.py": "from half import HALF\nimport kit.parts.deep, numpy, rollout.server",
+        "half.py": "import mine",
+        "kit/__init__.py": "from . import near",
+        "kit/near.py": "",
+        "kit/parts/deep.py": "from ..far import FAR",
+        "kit/far.py": "",
+    }
+    tools = {"tools.yaml": "tools:\n- class_name: 'mine.Tool'"} if ".yaml" in environment else {}
+    for name, text in (files | tools).items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    given = resolved(tmp_path, "--rollout.environment", environment).rollout.environment
+    assert {str(file.relative_to(tmp_path)) for file in user_files(given)} == {*files, *tools}

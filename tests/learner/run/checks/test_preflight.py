@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from learner.checkpoint.manifest import Checkpoint
+from learner.ledger.ledger import Ledger, terms_of
 from learner.run.checks.preflight import (
     check_engine_args,
     check_logit_bias,
     check_same_batch,
     check_same_files,
+    check_same_objective,
     notice_changes,
     resolve_context,
 )
@@ -84,11 +86,33 @@ def test_resume_names_the_changed_settings_that_the_checkpoints_weights_make_use
     ]
 
 
-def test_other_batch_is_refused_where_epochs_count_the_rows(tmp_path: Path) -> None:
-    start = RunStart(tmp_path, Checkpoint(tmp_path / "checkpoints" / "step_4", 4, 4, "a", ""))
-    save_settings(Settings.model_validate({"learner": {"groups_per_step": 2}}), tmp_path / "settings.yaml")
+@pytest.mark.parametrize("batches", [[], [(1, 2), (3, 4)], [(1, 4), (3, 2), (4, 4)]])
+def test_other_batch_of_any_earlier_step_is_refused_where_epochs_count_the_rows(
+    tmp_path: Path, batches: list[tuple[int, int]]
+) -> None:
+    folder = tmp_path / "checkpoints" / "step_4"
+    start = RunStart(tmp_path, Checkpoint(folder, 4, 4, "a", ""))
+    of = {size: Settings.model_validate({"learner": {"groups_per_step": size}}) for size in (2, 4)}
+    save_settings(of[4 if batches else 2], tmp_path / "settings.yaml")
+    if batches:  # else a ledger of an old version
+        folder.mkdir(parents=True)
+        ledger = Ledger(folder / "ledger.sqlite")
+        for from_step, size in [*batches, (5, 8)]:  # the last start made no step of the checkpoint
+            ledger.begin_terms(from_step, terms_of(Settings.model_validate({"learner": {"groups_per_step": size}})))
+        ledger.close()
     with pytest.raises(SettingsError, match=r"learner\.groups_per_step = 4, and earlier steps had 2: run\.max_epochs"):
-        check_same_batch(Settings.model_validate({"learner": {"groups_per_step": 4}}), start)
+        check_same_batch(of[4], start)
+
+
+def test_checkpoint_of_a_run_with_another_objective_is_refused_with_the_model_to_begin_from(tmp_path: Path) -> None:
+    start = RunStart(tmp_path / "b", Checkpoint(tmp_path / "a" / "checkpoints" / "step_4", 4, 4, "a", ""))
+    (tmp_path / "a").mkdir()
+    save_settings(Settings.model_validate({"objective": "sft"}), tmp_path / "a" / "settings.yaml")
+    check_same_objective(Settings.model_validate({"objective": "sft"}), start)
+    with pytest.raises(
+        SettingsError, match=r"= policy_gradient, and .* of a run with sft. .* set policy.model to .*/step_4/model,"
+    ):
+        check_same_objective(Settings(), start)
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "vocab.json", "additional_chat_templates/tool_use.jinja"])
