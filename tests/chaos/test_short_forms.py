@@ -45,7 +45,6 @@ _CHAOS = [
     pytest.param(
         "agents", r"samples=64 .*lost=0 trained_twice=0 wrong_rewards=0 wrong_tokens=0 duplicates=0", marks=_STACK
     ),
-    pytest.param("services", r"kills=4 .*lost=0 wrong=0 trained_twice=0 dead_letters=0", marks=_STACK),
     pytest.param(
         "nonfinite",
         r".*injected=10 applied=0 pushed=0 saved=0 recorded=10 intact=10 steps_after=2",
@@ -72,7 +71,6 @@ _MEASURED = {
     "benchmarks.many_peers": r"peers=512 median_s=[\d.]+ slowest_s=[\d.]+ holds=yes",
     "benchmarks.ledger_recovery": r"prompts=50000 ledger_mb=\S+ open_s=\S+ .* recovery_s=\S+ .* holds=yes",
     "benchmarks.many_prompts": r"rows=20000 check_s=\S+ .* holds=yes",
-    "benchmarks.ingest": r"per_s=[\d.]+ .* holds=(yes|no)",
 }
 
 

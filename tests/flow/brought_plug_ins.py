@@ -87,18 +87,7 @@ tools:
             answer: {type: "string", description: "The answer"}
           required: ["answer"]
 """
-# OpenRLHF: the oldest and the newest form of an agent file, and a reward function.
-FIRST_AGENT = (
-    NOTE
-    + """
-from typing import Any, Dict, Tuple
-import torch
-
-async def step(state, action, label, **kwargs) -> Tuple[float, Dict[str, Any], bool]:
-    note(kind="step", label=label)
-    return torch.tensor([0.25]), state + action + "\\nagain", "again" in state, {}
-"""
-)
+# OpenRLHF: the newest form of an agent file.
 NEWEST_AGENT = (
     NOTE
     + """
@@ -127,16 +116,5 @@ class AgentInstance(AgentInstanceBase):
 class AgentExecutor(MultiTurnAgentExecutor):
     def __init__(self):
         super().__init__(AgentInstance)
-"""
-)
-REWARD_FUNC = (
-    NOTE
-    + """
-import torch
-
-def reward_func(queries, prompts, labels, **kwargs):
-    note(kind="reward", num=len(queries), labels=labels)
-    rewards = torch.tensor([sum(query.encode()) % 7 / 7 for query in queries])
-    return {"rewards": rewards, "scores": rewards, "extra_logs": {"seen": torch.ones(len(queries))}}
 """
 )

@@ -17,6 +17,7 @@ from deploy.node.processes import family
 from protocol.node.home import ClusterState
 from tests.fakes.ports import free_port
 from tests.fakes.process_facts import has_open, title_of
+from tests.fakes.warm_process import run_warm
 
 _RUN_S = 240.0
 _STOP_S = 60.0
@@ -29,7 +30,8 @@ class FlowCluster:
         self.home = folder / "home"
         self.corpus = folder / "corpus.jsonl"
         self.corpus.write_text('{"id": "a", "contents": "\\"Belarus\\"\\ncountry; alpha-2 BY."}\n', encoding="utf-8")
-        self._environment = {**os.environ, "SLUICE_HOME": str(self.home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        self._changes = {"SLUICE_HOME": str(self.home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        self._environment = {**os.environ, **self._changes}
 
     def start(self) -> "subprocess.CompletedProcess[str]":
         ports = [f"--{name}-port={free_port()}" for name in ("ray", "retriever", "reward")]
@@ -45,19 +47,15 @@ class FlowCluster:
 
         environment: what the user has set besides.
         """
-        return self._command("learner.run", *options, timeout_s=timeout_s, environment=environment)
+        return self._warm("learner.run", *options, timeout_s=timeout_s, environment=environment)
 
     def evaluate(self, *options: str) -> "subprocess.CompletedProcess[str]":
         """Return the finished `sluice eval OPTIONS`, with its output as text."""
-        return self._command("learner.evaluate", *options)
+        return self._warm("learner.evaluate", *options)
 
     def runs(self, *options: str) -> "subprocess.CompletedProcess[str]":
         """Return the finished `sluice runs OPTIONS`, with its output as text."""
-        return self._command("deploy.runs", *options)
-
-    def audit(self, folder: str) -> "subprocess.CompletedProcess[str]":
-        """Return the finished `sluice audit FOLDER`, with its output as text."""
-        return self._command("learner.audit", folder)
+        return self._warm("deploy.runs", *options)
 
     @contextmanager
     def running(self, *options: str) -> Iterator["Run"]:
@@ -94,16 +92,16 @@ class FlowCluster:
         """Return the processes that are learner ranks of a run: each has its log open in the run folder."""
         return [process for process in self.actors("StandbyProcess") if has_open(process, "/logs/rank_")]
 
-    def _command(
+    def _command(self, module: str, *options: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", module, *options]
+        return subprocess.run(command, capture_output=True, text=True, timeout=_RUN_S, env=self._environment)
+
+    def _warm(
         self, module: str, *options: str, timeout_s: float = _RUN_S, environment: Mapping[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", module, *options],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            env={**self._environment, **(environment or {})},
-        )
+        """Return a finished command without the seconds of its imports; `running` and the tutorials pay for them."""
+        changes = {**self._changes, **(environment or {})}
+        return run_warm(module, *options, timeout=timeout_s, environment=changes)
 
 
 class Run:

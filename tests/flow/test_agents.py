@@ -36,11 +36,13 @@ def test_samples_of_a_users_agent_are_trained_once_on_the_tokens_that_were_sampl
         "agents",
         rollout__environment=f"agent:{program}:play",
         rewards__endpoints=[],
+        rollout__max_context_tokens=1024,  # as in contract_run: one engine
         learner__max_staleness=0,
         report__samples_per_step=8,
     )
     assert ran.left.states == {"trained": 6}
     assert ran.left.trained == each_trained_once(3)
+    assert ran.left.staleness == [0] * 24
     assert_same_weights(ran)
     assert {turns for (turns,) in ran.left.rows("SELECT num_turns FROM trajectories WHERE kind = 'train'")} == {2}
     assert len({reward for (reward,) in ran.left.rows("SELECT reward FROM trajectories")}) > 1

@@ -5,15 +5,17 @@ The plug-ins are in brought_plug_ins.py.
 
 import itertools
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.fakes.http_servers import Answer, Received, ScriptedServer, module_serving
 from tests.flow.brought_plug_ins import COMPUTE_SCORE, GUESS, TOOLS
-from tests.flow.contract_run import HERMES, call, calls, parquet, prompts, ran, texts, written
+from tests.flow.contract_run import HERMES, call, calls, parquet, prompts, ran, texts, tokenizer, written
 from tests.flow.flow_cluster import FlowCluster
-from tests.flow.user_run import Bring
+from tests.flow.user_run import GROUPS_PER_STEP, Bring
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
@@ -82,6 +84,7 @@ def test_retriever_and_rows_of_search_r1(cluster: FlowCluster, chatting: Bring, 
             "rollout.environment": "search",
             "retriever.url": rewards.script_by("retrieve", retrieve),
             "retriever.batch_size": "1",
+            "retriever.topk": "2",
             "rewards.endpoints": "[]",  # the cluster's own service
         },
         taught=[(prompt, "<search>who</search>") for prompt in prompts()],
@@ -89,11 +92,24 @@ def test_retriever_and_rows_of_search_r1(cluster: FlowCluster, chatting: Bring, 
     asked = [received.body for received in rewards.received["retrieve"]]
     assert {query for body in asked for query in body["queries"]} >= {"who"}
     assert all(set(body) == {"queries", "topk", "return_scores"} for body in asked)
+    assert {body["topk"] for body in asked if "who" in body["queries"]} == {2}
     assert len(asked) > 4  # each form, behind the check at the start
     assert left.rows("SELECT boundary, detail FROM failures") == []
     read = [text for text in texts(left) if "<information>" in text]
     assert read
     assert all("<information> Ada: Ada wrote program " in text for text in read)
-    most = 3 * 2  # retriever.topk passages of each of two searches
+    most = 2 * 2  # retriever.topk passages of each of two searches
     assert max(text.count("Ada wrote program") for text in read) <= most
+    masks = [mask for sample in left.samples for mask in masks_over(" Ada: Ada wrote program ", sample)]
+    assert len(masks) >= 4
+    assert {bit for mask in masks for bit in mask} == {0}
+    assert left.states == {"trained": 2 * GROUPS_PER_STEP}
+    assert max(turns for (turns,) in left.rows("SELECT num_turns FROM trajectories")) > 1
     assert all("reward/part/bundled" in line for line in left.metrics if line["step"] > 0)
+
+
+def masks_over(text: str, sample: Mapping[str, Any]) -> list[list[int]]:
+    """Return the loss mask over each place of a sample where the text is."""
+    wanted, tokens = tokenizer().encode(text), sample["tokens"]
+    places = [slice(start, start + len(wanted)) for start in range(len(tokens) - len(wanted) + 1)]
+    return [[int(bit) for bit in sample["loss_mask"][place]] for place in places if tokens[place] == wanted]

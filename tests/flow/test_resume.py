@@ -110,18 +110,20 @@ def test_a_run_goes_on_without_its_folder_with_another_number_of_ranks_and_zero_
     assert audit.main([str(left.folder)]) == 0
 
 
-# -- a part of the learner dies ---------------------------------------------------------------------------------------
+# -- parts of the learner die -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["rank", "coordinator"])
-def lived_on(
-    request: pytest.FixtureRequest, cluster: FlowCluster, slow_user: Bring
-) -> "tuple[Left, subprocess.CompletedProcess[str]]":
-    name = f"lived_on_{request.param}"
-    left = slow_user.left(name)
-    with cluster.running(*slow_user.options(name, _OPTIONS)) as run:
+@pytest.fixture(scope="module")
+def lived_on(cluster: FlowCluster, slow_user: Bring) -> "tuple[Left, subprocess.CompletedProcess[str]]":
+    """Return what is left of a run whose rank was killed after step 3, and its coordinator after step 5."""
+    left = slow_user.left("lived_on")
+    with cluster.running(*slow_user.options("lived_on", {**_OPTIONS, "run.max_steps": 8})) as run:
         run.wait_until(lambda: left.last_step >= 3)
-        for process in cluster.ranks() if request.param == "rank" else cluster.actors("CoordinatorProcess"):
+        killed = cluster.ranks()
+        for process in killed:
+            process.kill()
+        run.wait_until(lambda: left.last_step >= 5 and bool(set(cluster.ranks()) - set(killed)))
+        for process in cluster.actors("CoordinatorProcess"):
             process.kill()
         return left, run.finished()
 
@@ -132,10 +134,12 @@ def test_a_run_goes_on_from_its_newest_checkpoint_when_a_part_of_the_learner_die
     left, command = lived_on
 
     assert command.returncode == 0, command.stdout + command.stderr
-    assert re.search(r"Resuming\s+from\s+step\s+[24]\.", command.stdout)
-    assert left.trained == each_trained_once(6)
-    assert left.rows("SELECT value FROM meta WHERE key = 'incarnation'") == [("2",)]
-    assert [line["step"] for line in left.metrics] == [1, 2, 3, 4, 5, 6]
+    first, second = (int(step) for step in re.findall(r"Resuming\s+from\s+step\s+(\d+)\.", command.stdout))
+    assert first in (2, 4)
+    assert second in (4, 6)
+    assert left.trained == each_trained_once(8)
+    assert left.rows("SELECT value FROM meta WHERE key = 'incarnation'") == [("3",)]
+    assert [line["step"] for line in left.metrics] == list(range(1, 9))
     assert audit.main([str(left.folder)]) == 0
 
 
@@ -156,34 +160,6 @@ def test_a_killed_learner_rank_ends_a_command_that_may_not_start_again_with_a_re
     expect_no_leavings(cluster)
 
 
-# -- in the background -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def unattended(cluster: FlowCluster, slow_user: Bring) -> Left:
-    """Return what is left, so far, of a run in the background that takes steps."""
-    left = slow_user.left("unattended")
-    begun = cluster.run(*slow_user.options("unattended", {"run.max_steps": 1000}), "--no-wait")
-    assert begun.returncode == 0, begun.stderr
-    assert begun.stdout.startswith("The run unattended continues in the background (process ")
-    wait_until(lambda: left.last_step >= 1, 240.0)
-    return left
-
-
-def test_a_run_in_the_background_is_listed_and_stopped_and_its_output_kept(
-    unattended: Left, cluster: FlowCluster
-) -> None:
-    assert re.search(r"unattended +│ running \(process \d+\) .* \d+ of 1000 ", cluster.runs().stdout)
-    told = [cluster.runs("stop"), cluster.runs("logs", "unattended")]
-    assert [each.stderr for each in told] == ["", ""]
-    assert told[0].stdout == "unattended has ended.\n"
-    assert "stopped by the user" in told[1].stdout
-    assert "report.html" in told[1].stdout
-    assert unattended.newest_checkpoint == unattended.last_step
-    assert audit.main([str(unattended.folder)]) == 0
-    expect_no_leavings(cluster)
-
-
 # -- a rollout server dies with its engine ----------------------------------------------------------------------------
 
 
@@ -195,7 +171,7 @@ def _engines(cluster: FlowCluster) -> list[psutil.Process]:
 @pytest.fixture(scope="module")
 def survived(cluster: FlowCluster, slow_user: Bring) -> "subprocess.CompletedProcess[str]":
     left = slow_user.left("survived")
-    with cluster.running(*slow_user.options("survived", {"run.max_steps": 6})) as run:
+    with cluster.running(*slow_user.options("survived", {"run.max_steps": 12, "learner.max_staleness": 4})) as run:
         run.wait_until(lambda: left.last_step >= 2)
         wait_until(lambda: _engines(cluster) != [])
         for engine in _engines(cluster):  # an earlier test may have left a warm server
@@ -214,8 +190,8 @@ def test_no_prompt_is_lost_or_given_up_with_an_engine(
 ) -> None:
     left = slow_user.left("survived")
 
-    assert left.trained == each_trained_once(6)
+    assert left.trained == each_trained_once(12)
     assert left.most_often_trained == 1
     assert left.states.keys() == {"trained"}
     assert left.rows("SELECT COUNT(*) FROM failures WHERE boundary != 'server'") == [(0,)]
-    assert max(left.staleness) <= 1
+    assert 0 < max(left.staleness) <= 4

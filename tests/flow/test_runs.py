@@ -8,10 +8,9 @@ import re
 
 import pytest
 
-from tests.fakes.http_servers import Answer, Received, ScriptedServer
-from tests.fakes.tiny_models import byte_tokenizer
+from tests.fakes.http_servers import ScriptedServer
 from tests.flow.flow_cluster import FlowCluster
-from tests.flow.user_run import Bring, Ran, assert_same_weights, each_trained_once, run, score
+from tests.flow.user_run import Bring, Ran, each_trained_once, run, score
 from tests.learner.test_metrics_names import documented
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
@@ -138,43 +137,12 @@ def test_only_the_newest_checkpoints_are_kept_and_latest_is_the_last_step(plain:
     assert (folders / "latest").resolve().name == "step_000003"
 
 
-# -- a warm server ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def synchronous(cluster: FlowCluster, user: Bring, plain: Ran) -> Ran:
-    """A second run: the server of `plain` is warm."""
-    return run(cluster, user, "synchronous", learner__max_staleness=0)
-
-
-def test_a_second_run_is_served_by_the_server_that_is_there(synchronous: Ran, cluster: FlowCluster) -> None:
-    (server,) = cluster.actors("RolloutServer")
-    assert server.create_time() < synchronous.started_at
-
-
 # -- staleness --------------------------------------------------------------------------------------------------------
-
-
-def test_nothing_stale_is_trained_when_none_is_allowed(synchronous: Ran) -> None:
-    assert synchronous.left.staleness == [0] * 24
-    assert synchronous.left.trained == each_trained_once(3)
-
-
-def test_tied_weights_are_the_same_on_both_sides_in_every_step(synchronous: Ran) -> None:
-    assert_same_weights(synchronous)
 
 
 def test_no_trajectory_is_staler_than_one_step_when_one_is_allowed(plain: Ran) -> None:
     assert len(plain.left.staleness) == 24
     assert max(plain.left.staleness) == 1
-
-
-def test_staleness_occurs_but_is_never_above_four_when_four_are_allowed(cluster: FlowCluster, user: Bring) -> None:
-    ran = run(cluster, user, "stale", learner__max_staleness=4, run__max_steps=6)
-
-    assert 0 < max(ran.left.staleness) <= 4
-    assert ran.left.states == {"trained": 12}
-    assert ran.left.trained == each_trained_once(6)
 
 
 # -- several ranks ----------------------------------------------------------------------------------------------------
@@ -191,76 +159,29 @@ PPO: dict[str, object] = {
 }
 
 
-def test_two_ranks_with_zero_3_train_every_prompt_once_and_export_the_model(cluster: FlowCluster, user: Bring) -> None:
+@pytest.fixture(scope="module")
+def zero3(cluster: FlowCluster, user: Bring, plain: Ran) -> Ran:
+    """A second run: the server of `plain` is warm."""
+    return run(cluster, user, "zero3", learner__num_ranks=2, learner__zero_stage=3, **PPO)
+
+
+def test_a_second_run_is_served_by_the_server_that_is_there(zero3: Ran, cluster: FlowCluster) -> None:
+    (server,) = cluster.actors("RolloutServer")
+    assert server.create_time() < zero3.started_at
+
+
+def test_two_ranks_with_zero_3_train_every_prompt_once_and_export_the_model(zero3: Ran, user: Bring) -> None:
     from transformers import AutoModelForCausalLM
 
-    ran = run(cluster, user, "zero3", learner__num_ranks=2, learner__zero_stage=3, **PPO)
     start, trained = (
         AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight
-        for folder in (user.model, ran.left.folder / "checkpoints" / "latest" / "model")
+        for folder in (user.model, zero3.left.folder / "checkpoints" / "latest" / "model")
     )
 
-    assert ran.left.states == {"trained": 6}
-    assert ran.left.trained == each_trained_once(3)
+    assert zero3.left.states == {"trained": 6}
+    assert zero3.left.trained == each_trained_once(3)
     assert start.shape == trained.shape
     # Adam moves every weight that has a gradient by about the learning rate, 1e-3, in each of twelve updates.
     assert 1e-4 < (start - trained).abs().max().item() < 2e-2
-    assert {line["policy/num_updates"] for line in ran.left.metrics if line["step"]} == {4}
-    assert {"critic/loss", "policy/kl_reference"} <= ran.left.metrics[-1].keys()
-
-
-# -- search in a user's retriever -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def searching(cluster: FlowCluster, user: Bring, rewards: ScriptedServer) -> Ran:
-    """A run whose policy was taught, by the warm start, to search for "sum" first."""
-
-    def retrieve(received: Received) -> Answer:
-        passage = {"document": {"id": "7", "contents": '"Belarus"\nalpha-2 code BY'}, "score": 1.5}
-        return Answer({"result": [[passage] for _ in received.body["queries"]]})
-
-    shown = user.folder / "demonstrations.jsonl"
-    rows = [{"prompt": f"p{i} + {i + 1} =", "response": "<search>sum</search>"} for i in range(64)]
-    shown.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return run(
-        cluster, user, "searching", rollout__environment="search", report__samples_per_step=8,
-        retriever__url=rewards.script_by("retrieve", retrieve), retriever__topk=2,
-        policy__warm_start__data=str(shown), policy__warm_start__max_steps=60,
-        policy__warm_start__rows_per_step=16, policy__warm_start__lr_warmup_steps=5,
-    )  # fmt: skip
-
-
-def test_search_asks_the_users_retriever_what_the_policy_wrote(searching: Ran, rewards: ScriptedServer) -> None:
-    asked = [received.body for received in rewards.received["retrieve"]]
-
-    # Searches of one moment are one request, and the same query is in it once.
-    assert "sum" in [query for body in asked for query in body["queries"]]
-    assert {body["topk"] for body in asked if "sum" in body["queries"]} == {2}
-
-
-def test_passages_of_the_users_retriever_are_masked_out(searching: Ran) -> None:
-    tokenizer = byte_tokenizer()
-    passage = tokenizer.encode(" Belarus: alpha-2 code BY")
-    masks = [
-        mask
-        for sample in searching.left.samples
-        if (mask := _mask_over(passage, sample["tokens"], sample["loss_mask"]))
-    ]
-
-    assert len(masks) >= 4
-    assert {bit for mask in masks for bit in mask} == {0}
-
-
-def test_search_trains_every_prompt_once_with_trajectories_of_several_turns(searching: Ran) -> None:
-    assert searching.left.states == {"trained": 6}
-    assert searching.left.trained == each_trained_once(3)
-    assert max(turns for (turns,) in searching.left.rows("SELECT num_turns FROM trajectories")) > 1
-
-
-def _mask_over(wanted: list[int], tokens: list[int], mask: list[int]) -> list[int]:
-    """Return the mask over the first place where the wanted tokens are; nothing when they are nowhere."""
-    for start in range(len(tokens) - len(wanted) + 1):
-        if tokens[start : start + len(wanted)] == wanted:
-            return [int(bit) for bit in mask[start : start + len(wanted)]]
-    return []
+    assert {line["policy/num_updates"] for line in zero3.left.metrics if line["step"]} == {4}
+    assert {"critic/loss", "policy/kl_reference"} <= zero3.left.metrics[-1].keys()

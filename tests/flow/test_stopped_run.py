@@ -1,6 +1,7 @@
-"""A run while it trains and after SIGTERM: who can reach it, where its secrets are, and what it leaves."""
+"""A run in the background: who can reach it, where its secrets are, what it leaves, and how it resumes."""
 
 import ipaddress
+import re
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +13,15 @@ import psutil
 import pytest
 
 from deploy.node.home import Home
+from learner import audit
+from tests.fakes.waiting import wait_until
 from tests.flow.flow_cluster import FlowCluster, expect_no_leavings
 from tests.flow.user_run import Bring, Left, each_trained_once
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
+_OPTIONS = {"run.max_steps": 1000, "learner.checkpoint_every_steps": 0}
+_TRAINED = "SELECT COUNT(*) FROM trajectories WHERE step IS NOT NULL AND server = 'sluice-rollout-1'"
 _SECRETS = ("token", "ray_token", "keys/coordinator.sec", "keys/peer.sec")
 
 
@@ -25,7 +30,9 @@ class Stopped:
     """A run that was looked at while it trained, and then stopped."""
 
     left: Left
-    command: "subprocess.CompletedProcess[str]"
+    listed: str  # by `sluice runs`, while it trained
+    stopped: "subprocess.CompletedProcess[str]"  # `sluice runs stop`
+    output: str
     listening: set[tuple[str, str, int]]  # (process, address, port) of every socket of the cluster and the command
     jobs_answers: list[httpx.Response | None]  # of each of these ports to a request for Ray's jobs
     arguments: list[bytes]  # argument list of every process of this machine
@@ -34,19 +41,21 @@ class Stopped:
 @pytest.fixture(scope="module")
 def stopped(cluster: FlowCluster, slow_user: Bring) -> Stopped:
     left = slow_user.left("stopped")
-    options = {"run.max_steps": 1000, "learner.checkpoint_every_steps": 0}
-    with cluster.running(*slow_user.options("stopped", options)) as run:
-        run.wait_until(lambda: left.last_step >= 2)
-        processes = [psutil.Process(run.process.pid), *cluster.processes()]
-        listening = {socket for process in processes for socket in _listening(process)}
-        arguments = [_read(path) for path in Path("/proc").glob("[0-9]*/cmdline")]
-        # All at once: most of them speak no HTTP and are silent until the time-out.
-        with ThreadPoolExecutor(max_workers=32) as threads:
-            answers = list(threads.map(_jobs_at, {port for _, _, port in listening}))
-        second = cluster.run(*slow_user.options("second"))
-        assert (second.returncode, second.stderr.split(" (")[0]) == (1, "The run stopped is using this cluster")
-        run.process.send_signal(signal.SIGTERM)
-        return Stopped(left, run.finished(), listening, answers, arguments)
+    begun = cluster.run(*slow_user.options("stopped", _OPTIONS), "--no-wait")
+    assert begun.returncode == 0, begun.stderr
+    (pid,) = re.findall(r"The run stopped continues in the background \(process (\d+)\)", begun.stdout)
+    wait_until(lambda: left.last_step >= 2, 240.0)
+    processes = [psutil.Process(int(pid)), *cluster.processes()]
+    listening = {socket for process in processes for socket in _listening(process)}
+    arguments = [_read(path) for path in Path("/proc").glob("[0-9]*/cmdline")]
+    # All at once: most of them speak no HTTP and are silent until the time-out.
+    with ThreadPoolExecutor(max_workers=32) as threads:
+        answers = list(threads.map(_jobs_at, {port for _, _, port in listening}))
+    second = cluster.run(*slow_user.options("second"))
+    assert (second.returncode, second.stderr.split(" (")[0]) == (1, "The run stopped is using this cluster")
+    listed = cluster.runs().stdout
+    ended = cluster.runs("stop")
+    return Stopped(left, listed, ended, cluster.runs("logs", "stopped").stdout, listening, answers, arguments)
 
 
 # -- who can reach it -------------------------------------------------------------------------------------------------
@@ -90,14 +99,20 @@ def test_secret_is_in_no_argument_list_and_in_no_file_but_its_own(
 # -- what it leaves ---------------------------------------------------------------------------------------------------
 
 
-def test_sigterm_ends_a_run_well_with_a_checkpoint_of_its_last_step_and_a_report(stopped: Stopped) -> None:
-    assert stopped.command.returncode == 0, stopped.command.stdout + stopped.command.stderr
-    assert "stopped by the user" in stopped.command.stdout
+def test_a_run_in_the_background_is_listed_and_stopped_and_its_output_kept(stopped: Stopped) -> None:
+    assert re.search(r"stopped +│ running \(process \d+\) .* \d+ of 1000 ", stopped.listed)
+    assert (stopped.stopped.stdout, stopped.stopped.stderr) == ("stopped has ended.\n", "")
+    assert "stopped by the user" in stopped.output
+    assert "report.html" in stopped.output
+
+
+def test_a_stopped_run_leaves_a_checkpoint_of_its_last_step_and_a_report(stopped: Stopped) -> None:
     assert stopped.left.newest_checkpoint == stopped.left.last_step >= 2
     assert "</html>" in (stopped.left.folder / "report.html").read_text(encoding="utf-8")
+    assert audit.main([str(stopped.left.folder)]) == 0
 
 
-def test_after_sigterm_nothing_of_the_run_is_left_running(stopped: Stopped, cluster: FlowCluster) -> None:
+def test_nothing_of_a_stopped_run_is_left_running(stopped: Stopped, cluster: FlowCluster) -> None:
     expect_no_leavings(cluster)
     assert len(cluster.actors("RolloutServer")) == 1
 
@@ -105,6 +120,29 @@ def test_after_sigterm_nothing_of_the_run_is_left_running(stopped: Stopped, clus
 def test_groups_in_flight_when_the_run_was_stopped_are_not_trained(stopped: Stopped) -> None:
     assert stopped.left.trained == each_trained_once(stopped.left.last_step)
     assert stopped.left.rows("SELECT COUNT(*) FROM prompts WHERE state = 'assigned'") == [(0,)]
+
+
+# -- it resumes with a second server ----------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_trains_before_all_of_its_servers_are_ready_and_ends_well_at_sigterm(
+    stopped: Stopped, cluster: FlowCluster, slow_user: Bring
+) -> None:
+    left, step = stopped.left, stopped.left.last_step
+    with cluster.running(*slow_user.options("stopped", {**_OPTIONS, "rollout.num_servers": 2})) as run:
+        run.wait_until(lambda: left.rows(_TRAINED) != [(0,)])
+        run.process.send_signal(signal.SIGTERM)
+        command = run.finished()
+    assert command.returncode == 0, command.stdout + command.stderr
+    told = re.sub(r"\s+", " ", command.stdout)
+    late, serves = "sluice-rollout-1 is still starting: ", "sluice-rollout-1 serves, from"
+    assert f"{late}the run continues with the other rollout servers." in told
+    assert 0 < told.index(late) < told.index(f" step={step + 1} ") < told.index(serves)
+    assert "stopped by the user" in told
+    assert left.trained == each_trained_once(left.last_step)
+    assert left.newest_checkpoint == left.last_step
+    assert audit.main([str(left.folder)]) == 0
+    assert len(cluster.actors("RolloutServer")) == 2  # the late one stays warm
 
 
 def _jobs_at(port: int) -> httpx.Response | None:

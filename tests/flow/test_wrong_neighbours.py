@@ -37,14 +37,6 @@ CASES = [
         is_pattern=True,
     ),
     Wrong(
-        "reward service that answers nonsense",
-        1,
-        r"reward:mine: http://127.0.0.1:\d+/nonsense: in the reply \$.rewards is missing; "
-        r"the reply has the keys \['hello'\]. Start the service, or change rewards.endpoints \(name mine\).",
-        {"rewards.endpoints": [{"name": "mine", "url": "{rewards}/nonsense"}]},
-        is_pattern=True,
-    ),
-    Wrong(
         "header without its variable",
         1,
         "settings: rewards.endpoints mine: the header X-Key comes from the environment variable NO_SUCH_KEY, "
@@ -56,26 +48,12 @@ CASES = [
         },
     ),
     Wrong(
-        "retriever down",
-        1,
-        r"retriever: http://127.0.0.1:\d+/retrieve: no connection \(.+\). "
-        r"Start it with sluice start, or change retriever.url.",
-        {"rollout.environment": "search", "retriever.url": "{down}/retrieve"},
-        is_pattern=True,
-    ),
-    Wrong(
         "retriever that answers nonsense",
         1,
         r"retriever: http://127.0.0.1:\d+/nonsense: in the reply \$.result is missing. "
         r"Start it with sluice start, or change retriever.url.",
         {"rollout.environment": "search", "retriever.url": "{rewards}/nonsense"},
         is_pattern=True,
-    ),
-    Wrong(
-        "nccl without a GPU",
-        2,
-        "settings: weights.backend = nccl needs GPUs, and this cluster has none. Use auto or gloo.",
-        {"weights.backend": "nccl"},
     ),
     Wrong(
         "environment without a step",

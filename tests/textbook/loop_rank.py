@@ -1,4 +1,6 @@
-"""The learner's steps beside the textbook's, and resumed in the middle; run by test_loop: `python loop_rank.py FOLDER`.
+"""The learner's steps beside the textbook's, and resumed in the middle.
+
+    python -m tests.textbook.loop_rank FOLDER [STEPS]    prints the first step that differs, by algorithm; 50 steps
 
 One rank writes what it found to FOLDER/found.pt. Two ranks then take the first steps in ZeRO 3, and the last of what
 the one rank saved: FOLDER/few.pt, of rank 0. Ranks are forked from this process, which has imported everything.
@@ -6,6 +8,7 @@ the one rank saved: FOLDER/few.pt, of rank 0. Ranks are forked from this process
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +20,14 @@ from torch import Tensor
 from learner.models.training.deepspeed_config import import_deepspeed
 from protocol.settings.settings import Settings
 from protocol.wire.trajectory import Trajectory
+from tests.fakes.tiny_models import make_tiny_model
 from tests.learner.coordinator.coordinator_script import Script
 from tests.learner.models.forked_world import run_world
 from tests.textbook.answer import Answer
 from tests.textbook.loop import Textbook
 from tests.textbook.sluice_side import SluiceSide
 
-NUM_STEPS = 50
+NUM_STEPS = 12  # of each algorithm in the tests
 NUM_FEW = 5
 NUM_TOGETHER = 6  # steps of all at once; the state after half of them is saved
 VOCAB = 272
@@ -46,7 +50,7 @@ SETTINGS["together"] = {
     "filter": {"dynamic_sampling": True},
 }
 COMMON: dict[str, dict[str, Any]] = {
-    "run": {"max_steps": NUM_STEPS},
+    "run": {"max_steps": 50},
     "policy": {"dtype": "float32"},
     "rollout": {"group_size": 2},
     "learner": {"lr": 1e-3, "lr_schedule": "constant", "groups_per_step": 4, "micro_batch_tokens": 1},
@@ -75,11 +79,11 @@ def _answer(rng: np.random.Generator, is_binary: bool) -> Answer:
     return Answer(tokens, mask, float(reward > 0.5) if is_binary else reward)
 
 
-def beside_the_textbook(model: Path, name: str) -> dict[str, Any]:
+def beside_the_textbook(model: Path, name: str, num_steps: int) -> dict[str, Any]:
     rng, settings = np.random.default_rng(1), settings_of(model, name)
     learner, slow = SluiceSide(settings, model), Textbook(settings, model)
     before, first_difference = learner.weights(), None
-    for number in range(1, NUM_STEPS + 1):
+    for number in range(1, num_steps + 1):
         groups = make_groups(rng, 4)
         learner.step(number, groups)
         slow.step(groups)
@@ -197,13 +201,13 @@ def few_steps(model: Path, name: str, zero_stage: int, micro_batch_tokens: int =
     return learner.weights()
 
 
-def on_one_rank(folder: Path) -> dict[str, Any]:
-    model = folder / "model"
+def on_one_rank(folder: Path, num_steps: int) -> dict[str, Any]:
+    model = make_tiny_model(folder / "model", tied=True, hidden_size=32, num_layers=1)
     several = {"learner": {"num_mini_batches": 2, "num_epochs": 2}, "policy": {"old_logprobs": "recompute"}}
     return {
         "textbook": {
-            **{name: beside_the_textbook(model, name) for name in ("grpo", "ppo")},
-            "dapo": filtered_beside_the_textbook(model, "dapo", folder / "dapo", NUM_STEPS),
+            **{name: beside_the_textbook(model, name, num_steps) for name in ("grpo", "ppo")},
+            "dapo": filtered_beside_the_textbook(model, "dapo", folder / "dapo", num_steps),
             "together": filtered_beside_the_textbook(model, "together", folder / "together", NUM_TOGETHER),
         },
         "packed": {name: few_steps(model, name, 0, micro_batch_tokens=4096) for name in ("grpo", "ppo")},
@@ -221,12 +225,14 @@ def on_two_ranks(folder: Path) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    folder = Path(arguments[0])
+    folder, num_steps = Path(arguments[0]), int(arguments[1]) if len(arguments) > 1 else 50
     import_deepspeed()
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401  # once, not once a rank
 
-    run_world(1, folder, "found", on_one_rank)
+    run_world(1, folder, "found", partial(on_one_rank, num_steps=num_steps))
     run_world(2, folder, "few", on_two_ranks)
+    for name, found in torch.load(folder / "found.pt")["textbook"].items():
+        print(f"{name} steps={len(found['metrics'])} first_difference={found['first_difference']}")
 
 
 if __name__ == "__main__":

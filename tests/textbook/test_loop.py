@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.fakes.tiny_models import make_tiny_model
 from tests.fakes.warm_process import run_warm
 from tests.learner.models.small_policy import flat
 from tests.textbook import loop, loop_rank
@@ -22,8 +21,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.ranks]
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what loop_rank found."""
     folder = tmp_path_factory.mktemp("textbook")
-    make_tiny_model(folder / "model", tied=True, hidden_size=32, num_layers=1)
-    ended = run_warm("tests.textbook.loop_rank", str(folder), timeout=280)
+    ended = run_warm("tests.textbook.loop_rank", str(folder), str(loop_rank.NUM_STEPS), timeout=280)
     assert ended.returncode == 0, ended.stderr[-3000:]
     result: dict[str, Any] = torch.load(folder / "found.pt")
     return {**result, "two_ranks": torch.load(folder / "few.pt")}
@@ -34,10 +32,10 @@ def test_textbook_is_at_most_150_lines() -> None:
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "ppo"])
-def test_fifty_steps_have_the_bits_of_the_textbook(found: dict[str, Any], name: str) -> None:
+def test_steps_have_the_bits_of_the_textbook(found: dict[str, Any], name: str) -> None:
     """DAPO: groups come through a real coordinator, which filters them. PPO: critic, GAE, two mini-batches times two
     epochs, KL in the reward with an adaptive coefficient."""
-    assert len(found["textbook"][name]["metrics"]) == 50
+    assert len(found["textbook"][name]["metrics"]) == loop_rank.NUM_STEPS
     assert found["textbook"][name]["first_difference"] is None
 
 
@@ -104,7 +102,7 @@ def _without_rounding_alone(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def test_coefficient_of_the_kl_follows_as_in_the_textbook(found: dict[str, Any]) -> None:
     ppo = found["textbook"]["ppo"]
-    assert (ppo["memory"]["kl_coefficient"], ppo["memory"]["critic_steps"]) == (ppo["beta"], 50.0)
+    assert (ppo["memory"]["kl_coefficient"], ppo["memory"]["critic_steps"]) == (ppo["beta"], float(loop_rank.NUM_STEPS))
     assert ppo["beta"] != loop_rank.SETTINGS["ppo"]["kl"]["coefficient"]
 
 

@@ -1,7 +1,6 @@
 """A task that needs a tool: products that the tiny policy cannot work out, and a calculator that it may call.
 
-`python -m tests.benchmarks.tool_task [--out DIR] [--seed N]` writes `train.jsonl`, `eval.jsonl`, `warmstart.jsonl`
-and `model/` into DIR, by default `tool_task` in the cluster's home. `settings.yaml` trains on them.
+`build_tool_task` writes `train.jsonl`, `eval.jsonl`, `warmstart.jsonl` and `model/` into a folder.
 
 What is said, by the model's own chat template, in the `tools` environment:
 

@@ -21,19 +21,16 @@ from tests.benchmarks.tool_task.products import (
 _NUM_EVAL = 512
 
 
-def build_tool_task(out: Path, seed: int, recipe: Recipe | None = None) -> dict[str, int]:
-    """Write the files; returns the number of rows of each. Raises: OSError."""
+def build_tool_task(out: Path, seed: int) -> None:
+    """Write the files. Raises: OSError."""
     splits = split_products(seed)
     out.mkdir(parents=True, exist_ok=True)
     rng = random.Random(f"demonstrations {seed}")
-    rows = demonstrations(splits["warmstart"], recipe or Recipe(), rng, EOS)
-    counts = {
-        "train": write_rows(out / "train.jsonl", (product.row() for product in splits["train"])),
-        "eval": write_rows(out / "eval.jsonl", (product.row() for product in splits["eval"][:_NUM_EVAL])),
-        "warmstart": write_rows(out / "warmstart.jsonl", rows),
-    }
+    rows = demonstrations(splits["warmstart"], Recipe(), rng, EOS)
+    write_rows(out / "train.jsonl", (product.row() for product in splits["train"]))
+    write_rows(out / "eval.jsonl", (product.row() for product in splits["eval"][:_NUM_EVAL]))
+    write_rows(out / "warmstart.jsonl", rows)
     known = list(itertools.islice(splits["warmstart"], 1000))
     texts = [text for product in known for text in (product.prompt, call(product.expression))]
     controls = (USER, TOOL, ASSISTANT)
     write_policy(out / "model", texts, seed, tags=TAGS, controls=controls, chat_template=chat_template(EOS))
-    return counts

@@ -58,9 +58,9 @@ def prepare(pipe: Connection, settings: Settings, start: RunStart, is_restart: b
     pipe.poll(None)
 
 
-def run_coordinator(pipe: Connection, settings: Settings, start: RunStart, host: str) -> None:
-    """Be the coordinator until told to close, or until its loop fails. host: where it listens."""
-    process = CoordinatorProcess(settings, start.folder, start.run_id, start.step, host)
+def run_coordinator(pipe: Connection, settings: Settings, start: RunStart) -> None:
+    """Be the coordinator until told to close, or until its loop fails."""
+    process = CoordinatorProcess(settings, start.folder, start.run_id, start.step, "127.0.0.1")
     pipe.send(("open", *process.open()))
     while True:
         if not pipe.poll(0.2):

@@ -28,7 +28,6 @@ class Parts:
 
     server: Callable[..., None] = run_server
     learner: Callable[..., None] = run_learner
-    coordinator_host: str = "127.0.0.1"  # the address that the coordinator listens on
 
 
 class Rig:
@@ -52,7 +51,6 @@ class Rig:
         self.keys = keys
         self.counts: Counter[str] = Counter()
         self.step = 0
-        self.told: list[tuple[Any, ...]] = []  # what parts said that the rig has no use for: (when, verb, ...)
         self._parts_are = parts or Parts()
         self._pace = pace
         self._disturb = disturb
@@ -181,9 +179,7 @@ class Rig:
             self.step = self._start.step
             part.bury()
             self.preparer = None
-            self.coordinator = self._fork(
-                "coordinator", run_coordinator, self.settings, self._start, self._parts_are.coordinator_host
-            )
+            self.coordinator = self._fork("coordinator", run_coordinator, self.settings, self._start)
         elif verb == "open":
             self._where = (rest[0], rest[1])
             for name in self.servers.keys() - self._dead:
@@ -208,8 +204,6 @@ class Rig:
             self.step = rest[0]
         elif verb == "ended":
             self._ended = rest[0]
-        else:
-            self.told.append((time.monotonic(), verb, *rest))
 
     def _let_learner_go_on(self) -> None:
         """Tell the learner that every server of its push has it, or is gone."""

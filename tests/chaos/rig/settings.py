@@ -5,7 +5,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,12 @@ def reward_func(queries, prompts, labels, **kwargs):
 
 
 @contextmanager
-def reward_service(folder: Path, port: int = 0, on_host: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the address of a reward service in a process of its own. on_host: the command that runs another there."""
+def reward_service(folder: Path) -> Iterator[str]:
+    """Yield the address of a reward service in a process of its own."""
     scorer = folder / "scorer.py"
     scorer.write_text(_SCORER)
     process = subprocess.Popen(
-        [*on_host, sys.executable, "-m", "rewards.serve", "--function", str(scorer), "--port", str(port)],
+        [sys.executable, "-m", "rewards.serve", "--function", str(scorer), "--port", "0"],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -50,7 +50,6 @@ def rig_settings(
     seed: int,
     learner: dict[str, Any],
     rollout: dict[str, Any],
-    weights: dict[str, Any] | None = None,
     filters: dict[str, Any] | None = None,
 ) -> Settings:
     """Return a run over `epochs` epochs of `num_prompts` new prompts; the steps are as many as that needs.
@@ -74,14 +73,13 @@ def rig_settings(
             "rollout": {"max_response_tokens": 400, "max_context_tokens": 1000, "max_groups_in_flight": 32, **rollout},
             "rewards": {"endpoints": [{"name": "count", "url": reward_url, "batch_size": 8}]},
             "learner": {"checkpoint_every_steps": 5, "keep_checkpoints": 2, **learner},
-            "weights": weights or {},
             "filter": filters or {},
             "eval": {"every_steps": 0},
         }
     )
 
 
-def endless_settings(folder: Path, reward_url: str, seed: int, weights: dict[str, Any] | None = None) -> Settings:
+def endless_settings(folder: Path, reward_url: str, seed: int) -> Settings:
     """Return a run of so many prompts that it ends only when it is told to."""
     return rig_settings(
         folder,
@@ -91,7 +89,6 @@ def endless_settings(folder: Path, reward_url: str, seed: int, weights: dict[str
         seed=seed,
         learner={"groups_per_step": 20, "max_staleness": 2, "checkpoint_every_steps": 50},
         rollout={"group_size": 4},
-        weights=weights,
     )
 
 

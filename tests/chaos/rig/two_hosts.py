@@ -43,10 +43,6 @@ class TwoHosts:
         for host in self._ends:
             subprocess.run(["ip", "netns", "delete", host], capture_output=True, check=False)
 
-    def cut(self) -> None:
-        """Pull the cable at the far host's end: the near one sends into nothing."""
-        _ip("-n", self.far, "link", "set", self._ends[self.far][0], "down")
-
     def join(self) -> None:
         _ip("-n", self.far, "link", "set", self._ends[self.far][0], "up")
 

@@ -7,8 +7,7 @@ from this process, which has imported everything. Rank 0 of each world writes wh
 
 import gc
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,7 @@ CRITIC_CASES: dict[str, dict[str, Any]] = {
 }
 ALL = CASES | LOW_CASES | LORA_CASES | CRITIC_CASES
 WORLDS = (1, 2, 4)
-# `python -m tests.benchmarks.gradient_table` runs every case on four ranks, which two cores do slowly.
+# Two cores run four ranks slowly.
 _ON_RANKS = {
     1: ("zero 0", "zero 3, offload of all, checkpointing", "lora, zero 0", "critic, zero 0"),
     4: ("zero 3, offload of all, checkpointing", EXPORTED, "critic, zero 3"),
@@ -151,18 +150,6 @@ def held_in_step(model: PolicyEngine | CriticEngine) -> int:
 
 def held_bytes() -> int:
     return sum(held_tensors().values())
-
-
-def gradients(folder: Path, cases: Cases, tell: Callable[[str, float], None]) -> dict[str, Any]:
-    """Return, by case, the clipped gradient of a first step, times 0.1. tell: takes each case and its seconds."""
-    found = {}
-    for name, case in cases.items():
-        started = time.monotonic()
-        model = make(folder, name, case)
-        step(model)
-        found[name] = state_of(model)["exp_avg"]
-        tell(name, time.monotonic() - started)
-    return found
 
 
 def read(folder: Path) -> dict[str, Any]:
