@@ -22,12 +22,7 @@ from tests.flow.user_run import GROUP_SIZE, GROUPS_PER_STEP, Bring, Left
 HERMES = FAMILIES["hermes"]
 NUM_ROWS = 16
 QUESTION = "who wrote it"
-_PIECES = (
-    *('<tool_call>\n{"name": "', '", "arguments": {"', '": "', '"}}\n</tool_call>'),
-    # Of the tools that a prompt offers: fewer tokens to learn from.
-    *('{"type": "function", "function": {"name": "', '", "description": "', '"parameters": {', '"properties": {"'),
-    *('{"type": "string"', '"type": "object"', 'Write <tool_call>{"name": .., "arguments": ..}</tool_call>'),
-)
+_PIECES = ('<tool_call>\n{"name": "', '", "arguments": {"', '": "', '"}}\n</tool_call>')
 
 
 def tokenizer() -> Any:
@@ -68,7 +63,7 @@ def ran(
     if taught:
         sft = user.folder / f"{name}_sft.jsonl"
         sft.write_text(lines([{"segments": _taught(spoken)} for spoken in taught]))
-        warm = {"data": str(sft), "max_steps": "80", "rows_per_step": "1", "lr": "0.003", "lr_warmup_steps": "10"}
+        warm = {"data": str(sft), "max_steps": "120", "rows_per_step": "1", "lr": "0.003", "lr_warmup_steps": "10"}
         overrides |= {f"policy.warm_start.{key}": value for key, value in warm.items()}
     command = cluster.run(*user.options(name, overrides))
     assert command.returncode == 0, command.stdout + command.stderr

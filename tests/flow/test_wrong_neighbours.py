@@ -27,6 +27,10 @@ def _write_half(folder: Path) -> None:
     (folder / "half.py").write_text(_NO_STEP, encoding="utf-8")
 
 
+def _write_row(folder: Path) -> None:
+    (folder / "one.jsonl").write_text('{"prompt": "1 + 1 =", "completion": " 2"}\n' * 2, encoding="utf-8")
+
+
 CASES = [
     Wrong(
         "reward service down",
@@ -100,7 +104,11 @@ LATE = [
         1,
         r"learner rank 0: failed: ValidationError: .*\breduce_bucket_size\b.*'seven'.* "
         r"Traceback: .+/logs/rank_0\.log",
-        {"learner.deepspeed": {"zero_optimization": {"reduce_bucket_size": "seven"}}},
+        {
+            **{"objective": "sft", "data.train": "{user}/one.jsonl", "data.eval": None, "rollout.group_size": 1},
+            **{"rewards.endpoints": [], "learner.deepspeed": {"zero_optimization": {"reduce_bucket_size": "seven"}}},
+        },
+        _write_row,
         is_pattern=True,
     ),
 ]
