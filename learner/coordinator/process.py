@@ -1,6 +1,7 @@
 """The coordinator's process, a Ray actor: builds the coordinator from a run's settings and runs its loop."""
 
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 from learner.coordinator.coordinator import Coordinator
@@ -21,6 +22,7 @@ from protocol.node.home import load_keys
 from protocol.settings.settings import Settings
 from protocol.wire.channel import RouterChannel
 
+_STATUS_S = 30.0
 _NUM_GROUPS = 20  # whole groups in samples.jsonl at a run's end
 
 
@@ -82,11 +84,18 @@ class CoordinatorProcess:
         """Block until this coordinator has closed; processes with the same lifetime wait for it."""
         self._has_ended.wait()
 
-    def status(self) -> RunStatus:
-        """Return the state of the run. Raises: the error that ended the loop."""
+    def status(self, is_final: bool = False) -> RunStatus:
+        """Return the state of the run; is_final: as it is now, else up to a second old.
+
+        Raises: the error that ended the loop; TimeoutError.
+        """
         if self._loop.failure is not None:
             raise self._loop.failure
-        return self._loop.status
+        if not is_final:
+            return self._loop.status
+        newest: Future[RunStatus] = Future()
+        self._loop.submit(lambda coordinator: newest.set_result(coordinator.status()))
+        return newest.result(_STATUS_S)
 
     def stop_after_step(self, reason: str) -> None:
         """Let the step under way end and start no other."""

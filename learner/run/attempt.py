@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from learner.checkpoint.copier import CheckpointCopier
     from learner.disk.run_folder import MetricsReader
+    from learner.live.status import RunStatus
     from learner.live.view import LiveView
     from learner.plan.memory import Sizes
     from learner.plan.processes import Topology
@@ -133,10 +134,10 @@ class RunAttempt:
                 stopped_at = now
                 self._coordinator.stop_after_step.remote("stopped by the user")
                 self.context.view.message("Stopping after this step; again to stop at once.")
-        self._show()
+        status = self._show(is_final=True)
         ended = str(ray_door.call(first, self._ranks[0].name))
-        if (reason := ray_door.call(self._coordinator.status.remote(), "the coordinator").give_up_reason) is not None:
-            raise OperatorError(f"The run ended after step {self.step}. {reason}")
+        if status.give_up_reason is not None:
+            raise OperatorError(f"The run ended after step {self.step}. {status.give_up_reason}")
         return ended
 
     def detach_servers(self) -> None:
@@ -214,10 +215,10 @@ class RunAttempt:
                 raise
             raise explained from error
 
-    def _show(self) -> None:
+    def _show(self, is_final: bool = False) -> RunStatus:
         """Show the run's state, new metrics, and notices of the coordinator and of copied checkpoints."""
         lines = self.context.metrics.new_lines()
-        status = ray_door.call(self._coordinator.status.remote(), "the coordinator")
+        status: RunStatus = ray_door.call(self._coordinator.status.remote(is_final), "the coordinator")
         self.context.view.update(status, lines)
         self._show_messages(status.notices[self._num_shown :])
         self._num_shown = len(status.notices)
@@ -226,6 +227,7 @@ class RunAttempt:
             self.context.record(line)
         if self.context.copies is not None:
             self._show_messages(self.context.copies.take_notices())
+        return status
 
     def _show_messages(self, messages: Any) -> None:
         for text in messages:

@@ -68,6 +68,12 @@ def _choose(folder: Path, run: RunSettings, model_digest: str) -> RunStart:
             )
         own = newest_valid(folder / CHECKPOINTS) if has_begun else None
         if own is None or (_is_of(folder, named) and own.step <= named.step):
+            if named.step >= run.max_steps:
+                raise SettingsError(
+                    f"settings: run.resume = {run.resume} is of step {named.step}, and run.max_steps is "
+                    f"{run.max_steps}: no step is left. Raise run.max_steps, or begin with its weights: set "
+                    f"policy.model to {named.path / 'model'}, without run.resume."
+                )
             return RunStart(folder, named, f"Resuming from {named.path}.{_set_aside_notice(folder, named)}")
         if own.step >= run.max_steps:
             raise SettingsError(f"settings: {folder} is complete at step {own.step}. Choose another run.name.")

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 _Request = TypeVar("_Request", bound=BaseModel)
 
 
+LARGEST_NUMBER = 1e18  # as in the trajectories that carry the rewards
 # Header of a retriever's reply: the digest of its index. Services with equal digests give equal answers.
 CONTENT_HASH = "x-content-hash"
 
@@ -199,6 +200,8 @@ def _number(value: Any, path: str) -> float:
         number = math.inf
     if not math.isfinite(number):
         raise BodyError(path, f"is {number}, expected a finite number")
+    if abs(number) > LARGEST_NUMBER:
+        raise BodyError(path, f"is {number:g}, expected at most {LARGEST_NUMBER:g} either way")
     return number
 
 

@@ -8,12 +8,13 @@ import time
 from collections.abc import Set
 from typing import Any
 
+from protocol.errors import NeighbourError
 from protocol.settings.rollout import RolloutSettings, SamplingSettings
 from protocol.wire.trajectory import Finish, Trajectory
 from rollout.engine.generation import Generation
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Chat, MakeEnvironment, Messages, Observation, Resources, Step, Turn
-from rollout.environments.guard import GuardedEnvironment
+from rollout.environments.guard import ENVIRONMENT, GuardedEnvironment
 from rollout.episodes.chat_tokens import ChatTokens
 from rollout.episodes.conversation import (
     Conversation,
@@ -74,7 +75,11 @@ class EpisodePlayer:
         if sources.num_with_fallback:
             transcript.add_figures(None, {SEARCHED_ELSEWHERE: sources.num_elsewhere / sources.num_with_fallback})
         prompt, response = map(self._decode, (transcript.prompt_tokens, transcript.response_tokens))
-        return await conversation.finish_scored(how, prompt, response, self._scorer)
+        trajectory = await conversation.finish_scored(how, prompt, response, self._scorer)
+        if not trajectory.facts.reward_parts and how not in ("context", "time"):
+            problem = "gave no reward, and rewards.endpoints is empty. Give Step(reward=..), 0.0 for a failure too"
+            raise NeighbourError(ENVIRONMENT, problem)
+        return trajectory
 
     async def _begin(
         self, environment: GuardedEnvironment, sample: SampleTask, written: WrittenSoFar

@@ -133,7 +133,9 @@ class EndpointScorer:
                 if failure.status == 500 and number < _CHECK_ATTEMPTS:
                     continue
                 advice = f"Start the service, or change rewards.endpoints (name {self.name})."
-                if failure.status in _ALIVE:
+                if failure.status == 200:
+                    advice = f"Correct the service, or change rewards.endpoints (name {self.name})."
+                elif failure.status in _ALIVE:
                     sample = f"the first row with the response {probe.response!r}"
                     advice = f"It must return a reward for every response, also a wrong one. It was asked for {sample}."
                 raise NeighbourError(self._boundary, f"{failure}. {advice}", failure.place) from failure

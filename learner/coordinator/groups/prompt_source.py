@@ -27,18 +27,18 @@ def claim_prompts(ledger: Ledger, settings: Settings, train: Sequence[Prompt]) -
     if ledger.claim("prompts", prompts_digest(train)) is not None:
         raise SettingsError(
             f"settings: data.train = {in_words(settings.data.train)} holds other prompts than this run began with. "
-            "Put the earlier file back, or choose another run.name."
+            f"Put the earlier file back, or {_anew(settings)}."
         )
     if ledger.claim("rows", rows_digest(train)) is not None:
         raise SettingsError(
             f"settings: data.train = {in_words(settings.data.train)} holds this run's prompts and labels, and other "
-            "values in other columns, which rewards and environments read. Put the earlier file back, or choose "
-            "another run.name."
+            "values in other columns, which rewards and environments read. Put the earlier file back, or "
+            f"{_anew(settings)}."
         )
     if (seed := ledger.claim("seed", str(settings.run.seed))) is not None:
         raise SettingsError(
             f"settings: run.seed = {settings.run.seed}, and this run began with {seed}, which orders its prompts. "
-            f"Set run.seed to {seed}, or choose another run.name."
+            f"Set run.seed to {seed}, or {_anew(settings)}."
         )
     if has_begun and ledger.meta("claim:order") is None:
         ledger.claim("order", USUAL_ORDER)  # begun by a version that had no other order
@@ -46,8 +46,16 @@ def claim_prompts(ledger: Ledger, settings: Settings, train: Sequence[Prompt]) -
     if (order := ledger.claim("order", given)) is not None:
         raise SettingsError(
             f"settings: data.train's weights and data.shuffle give the order {given!r}, and this run began with "
-            f"{order!r}. Put them back, or choose another run.name."
+            f"{order!r}. Put them back, or {_anew(settings)}."
         )
+
+
+def _anew(settings: Settings) -> str:
+    """Return what begins another run."""
+    resume = settings.run.resume
+    if resume in ("auto", "never"):
+        return "choose another run.name"
+    return f"begin with its weights: set policy.model to {resume}/model, without run.resume"
 
 
 class PromptSource:

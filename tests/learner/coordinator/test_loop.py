@@ -288,5 +288,7 @@ def test_process_opens_a_run_on_the_rows_of_its_settings(tmp_path: Path, monkeyp
     lease, _ = Decoder(m.ToServer).decode(channel.call(encode(demand), 20.0))
     assert isinstance(lease, m.Lease)
     assert lease.prompt == "1 + 1 ="
+    process._loop.submit(lambda coordinator: coordinator.give_up("it failed"))
+    assert process.status(is_final=True).give_up_reason == "it failed"
     channel.close()
     process.close()

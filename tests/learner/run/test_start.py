@@ -145,6 +145,15 @@ def test_refused_start_leaves_the_folder_as_it_was(folder: Path, resume: str | N
     assert entries(folder) == before
 
 
+def test_checkpoint_of_another_run_that_leaves_no_step_is_refused_with_the_model_to_begin_from(folder: Path) -> None:
+    named = folder / "checkpoints" / "step_000006"
+    run = settings_of(folder.with_name("b"), str(named)).model_copy(update={"max_steps": 6})
+    with pytest.raises(
+        SettingsError, match=f"of step 6, and run.max_steps is 6: no step .* policy.model to {named}/model"
+    ):
+        plan_start(run, "model-1")
+
+
 def test_start_goes_back_to_the_newest_checkpoint(folder: Path) -> None:
     planned = start(folder)
     assert (planned.step, planned.notice) == (6, f"Resuming {folder} from step 6.")

@@ -31,6 +31,7 @@ def test_read_scores_keeps_order_and_ignores_other_keys() -> None:
     ("body", "num_samples", "message"),
     [
         (b'{"rewards": [1, NaN]}', 2, "$.rewards[1] is nan, expected a finite number"),
+        (b'{"rewards": [-1e19]}', 1, "$.rewards[0] is -1e+19, expected at most 1e+18 either way"),
         (b'{"rewards": [-Infinity]}', 1, "$.rewards[0] is -inf, expected a finite number"),
         (b'{"rewards": [1' + b"0" * 400 + b"]}", 1, "$.rewards[0] is inf, expected a finite number"),
         (b'{"rewards": [1, null]}', 2, "$.rewards[1] is None, expected a number"),

@@ -11,6 +11,7 @@ from protocol.errors import NeighbourError
 from rollout.environments.base import Observation, Resources, Step, Task, Turn
 from rollout.environments.search import Search
 from rollout.episodes.conversation import SampleTask, WrittenSoFar
+from rollout.neighbours.reward_client import Score, ScoreRequest
 from tests.fakes.engines import ScriptedEngine, Written
 from tests.fakes.rollout_fakes import ScriptedScorer
 from tests.rollout.episodes.played import SAMPLE, make_player
@@ -70,6 +71,25 @@ async def test_environments_rewards_are_summed_and_added_under_their_own_part() 
     assert trajectory.facts.reward_parts == {"fake": 0.5, "environment": 0.75}
     assert trajectory.facts.num_turns == 3
     assert "".join(map(chr, trajectory.tokens[1:])) == "Q?ago onago ona"
+
+
+class Unscored(ScriptedScorer):
+    """A run without endpoints."""
+
+    async def score(self, request: ScoreRequest) -> Score:
+        return Score(0.0, {})
+
+
+class Silent(Talking):
+    async def step(self, turn: Turn) -> Step:
+        return Step("go on", is_done=turn.text == "a")
+
+
+async def test_conversation_that_ends_without_any_reward_has_failed_and_one_that_is_cut_has_0() -> None:
+    with pytest.raises(NeighbourError, match=r"^environment: gave no reward, and rewards\.endpoints is empty\. Give "):
+        await make_player(ScriptedEngine(lambda context: "a"), Silent, Unscored()).play(SAMPLE)
+    cut = await make_player(ScriptedEngine(lambda context: "bb"), Silent, Unscored()).play(SAMPLE)
+    assert (cut.facts.finish, cut.facts.reward) == ("context", 0.0)
 
 
 class NotANumber(Talking):
