@@ -26,6 +26,10 @@ _OTHER_FORMS = {
     b"[": "is one JSON list",
     b"version https://git-lfs": "is a pointer of Git LFS, and its content was not fetched",
 }
+_OF_CHATS = {
+    *("messages", "conversations", "prompt", "completion", "response", "chosen", "rejected", "rejected_messages"),
+    "tools",
+}
 _decode = msgspec.json.Decoder().decode
 
 
@@ -148,8 +152,20 @@ def _contents(batch: pyarrow.RecordBatch, file: Path, num_before: int) -> list[d
 
 
 def _as_rows(batch: pyarrow.RecordBatch | pyarrow.Table) -> list[dict[str, Any]]:
+    """Return the rows. Parquet gives each message, call and tool the keys of all others: empty ones are dropped."""
     rows: list[dict[str, Any]] = batch.to_pylist()
+    of_chats = [name for name in batch.schema.names if name in _OF_CHATS]
+    for row in rows:
+        row |= {name: _without_empty(row[name]) for name in of_chats}
     return rows
+
+
+def _without_empty(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_empty(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _without_empty(each) for key, each in value.items() if each is not None}
+    return value
 
 
 class _JsonlReader:

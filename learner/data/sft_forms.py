@@ -2,10 +2,10 @@
 
 columns                                          learnt
 segments [{text, weight}]                        as weighted; 0: not
-messages, conversations                          assistant messages; their `weight`, `loss_scale` or `loss` counts
+messages, conversations                          assistant messages; `weight`, `loss_scale`, `loss`, `train` count
 instruction, output [input, system, history]     the output, and the answers of the history
 prompt and completion or response, input and output    the answer and its end token
-input_ids [labels, completion_mask, assistant_masks]   tokens of a label other than -100, or of a mask; else all
+input_ids [labels, completion_mask, loss_mask]   tokens of a label other than -100, or of a mask; else all
 text                                             all of it and its end token: continued pretraining
 """
 
@@ -24,6 +24,11 @@ _ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "ob
 _OWN_ROLES = ("system", "user", "assistant", "tool")
 _MAX_WEIGHT = 1e9
 _MAX_TOKEN = 2**31 - 1
+_MASKS = ("completion_mask", "assistant_masks", "loss_mask")
+_UNREAD = (
+    *("prompt_mask", "response_mask", "weights", "weight", "loss_weights", "position_ids", "seq_lengths"),
+    "chat_template_kwargs",
+)
 _PREFERENCES = ("chosen", "rejected", "rejected_response", "rejected_messages", "kto_tag")
 
 
@@ -113,8 +118,13 @@ def recognise(row: dict[str, Any]) -> tuple[str, Content]:
 
 def refuse_unread(row: dict[str, Any], *, reads_system: bool) -> None:
     """Raise BadRowError for a column that changes what is learnt and that the row's form does not read."""
-    if row.get("system") and not reads_system:
-        raise BadRowError("has the column system, which this form does not read. Make it a message of the role system")
+    systems = [key for key in ("system", "system_prompt") if row.get(key)]
+    if systems and not (reads_system and systems == ["system"]):
+        raise BadRowError(
+            f"has the column {systems[0]}, which this form does not read. Make it a message of the role system"
+        )
+    if unread := [key for key in _UNREAD if row.get(key) is not None]:
+        raise BadRowError(f"has the column {unread[0]}, which is not read and would change what is learnt. Remove it")
     if unread := [key for key in ("images", "image", "videos", "audios") if row.get(key)]:
         raise BadRowError(f"has the column {unread[0]}, and only text can be learnt")
 
@@ -192,7 +202,7 @@ def _tokens(row: dict[str, Any]) -> Tokens:
         if wrong := [i for i, label in enumerate(labels) if label not in (-100, ids[i])]:
             raise BadRowError(f"labels[{wrong[0]}] is {labels[wrong[0]]}, expected -100 or input_ids[{wrong[0]}]")
         weights = [float(label != -100) for label in labels]
-    for key in ("completion_mask", "assistant_masks"):
+    for key in _MASKS:
         if key in row:
             weights = [one * float(each != 0) for one, each in zip(weights, _integers(row, key, len(ids)), strict=True)]
     chosen = [i for i, each in enumerate(kept) if each]
@@ -225,9 +235,10 @@ def _learn_answers(messages: Messages, tools: list[Any] | None) -> Chat:
 
 
 def _message_weight(i: int, message: dict[str, Any]) -> float:
-    if (loss := message.get("loss", True)) not in (True, False):
-        raise BadRowError(f"messages[{i}].loss is {loss!r}, expected true or false")
-    if message["role"] != "assistant" or not loss:
+    given = {key: message[key] for key in ("loss", "train", "training") if key in message}
+    if wrong := [key for key, is_learnt in given.items() if is_learnt not in (True, False)]:
+        raise BadRowError(f"messages[{i}].{wrong[0]} is {message[wrong[0]]!r}, expected true or false")
+    if message["role"] != "assistant" or not all(given.values()):
         return 0.0
     key = "loss_scale" if "loss_scale" in message else "weight"
     return _checked_weight(message.get(key, 1.0), f"messages[{i}].{key}")
@@ -250,7 +261,28 @@ def _checked_messages(messages: Any, key: str) -> Messages:
         if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
             raise BadRowError(f"{key}[{i}].content is {message.get('content')!r}, expected a string")
         checked.append({name: each for name, each in message.items() if each is not None})
+        if calls := message.get("tool_calls"):
+            checked[-1]["tool_calls"] = _with_objects(calls, f"{key}[{i}].tool_calls")
     return checked
+
+
+def _with_objects(calls: Any, name: str) -> list[dict[str, Any]]:
+    """Return calls with arguments as objects: templates write them as JSON, and a text would get quotes."""
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise BadRowError(f"{name} is {str(calls)[:80]}, expected a list of calls")
+    return [{**call, **_with_object(call, name)} for call in calls]
+
+
+def _with_object(call: dict[str, Any], name: str) -> dict[str, Any]:
+    if isinstance(function := call.get("function"), dict):
+        return {"function": {**function, **_with_object(function, name)}}
+    arguments = call.get("arguments")
+    if not isinstance(arguments, str):
+        return {}
+    try:
+        return {"arguments": json.loads(arguments or "{}")}
+    except ValueError as error:
+        raise BadRowError(f"{name} has the arguments {arguments[:80]!r}, which are not JSON ({error})") from None
 
 
 def _tools(row: dict[str, Any]) -> list[Any] | None:

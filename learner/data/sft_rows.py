@@ -5,9 +5,11 @@ with the tokenizer's own prefix (BOS, for Llama, Gemma and Mistral) once; messag
 """
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,9 +31,18 @@ from learner.data.sft_forms import (
 )
 from learner.data.unpaired_forms import recognise_unpaired
 from protocol.errors import SettingsError
+from protocol.one_line import one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+class Place(Enum):
+    """Where a segment is in its row. Many tokenizers put a space before the first word of a text."""
+
+    START = 0  # the row begins with it, behind the tokenizer's own prefix (BOS)
+    RENDERED = 1  # the row begins with it; a chat template wrote the prefix
+    BEHIND = 2  # behind other text
 
 
 class Segment(NamedTuple):
@@ -39,7 +50,7 @@ class Segment(NamedTuple):
 
     text: str  # encoded separately
     weight: float  # loss weight of each token
-    is_start: bool = False  # the tokenizer adds its prefix (BOS)
+    place: Place = Place.BEHIND
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,7 @@ def load_rows(path: Path, model_dir: Path, *, trust_remote_code: bool = False) -
     for number, _, content in demonstrations:
         with _naming(path, number):
             rows.append(_encoded(content) if isinstance(content, Tokens) else _segments(content, tokenizer))
-    texts = dict.fromkeys((part.text, part.is_start) for row in rows if not isinstance(row, SftRow) for part in row)
+    texts = dict.fromkeys((part.text, part.place) for row in rows if not isinstance(row, SftRow) for part in row)
     ids = _encode(texts, tokenizer)
     joined = []
     for (number, *_), row in zip(demonstrations, rows, strict=True):
@@ -129,7 +140,7 @@ class RowEncoder:
             row = _encoded(content)
         else:
             parts = _segments(content, self._tokenizer)
-            row = _join(parts, _encode(dict.fromkeys((part.text, part.is_start) for part in parts), self._tokenizer))
+            row = _join(parts, _encode(dict.fromkeys((part.text, part.place) for part in parts), self._tokenizer))
         row = _checked(row, *self._limits)
         if len(others := row.weights[(row.weights != 0.0) & (row.weights != 1.0)]):
             raise BadRowError(f"has the weight {others[0]:g}, and this objective takes 0 or 1. Use policy.warm_start")
@@ -153,23 +164,29 @@ def _segments(content: Segments | Chat | Completion, tokenizer: "PreTrainedToken
         return _chat_segments(content, tokenizer)
     if isinstance(content, Completion):
         return _completion_segments(content, tokenizer)
+    (text, weight), *others = content.parts or [("", 0.0)]
+    return [Segment(text, weight, _start_of(text, tokenizer)), *(Segment(*part) for part in others)]
+
+
+def _start_of(text: str, tokenizer: "PreTrainedTokenizerBase") -> Place:
     bos = str(tokenizer.bos_token or "")
     # A chat template's text begins with BOS already.
-    return [
-        Segment(text, weight, is_start=i == 0 and not (bos and text.startswith(bos)))
-        for i, (text, weight) in enumerate(content.parts)
-    ]
+    return Place.RENDERED if bos and text.startswith(bos) else Place.START
 
 
 def _completion_segments(content: Completion, tokenizer: "PreTrainedTokenizerBase") -> list[Segment]:
-    prompt = content.prompt
-    is_text = isinstance(prompt, str)
-    if not isinstance(prompt, str):
-        prompt = _render(prompt, content.tools, tokenizer, add_generation_prompt=True)
+    prompt, place = content.prompt, Place.RENDERED
+    if isinstance(prompt, str):
+        place = _start_of(prompt, tokenizer)
+    else:
+        messages, prompt = prompt, _render(prompt, content.tools, tokenizer, add_generation_prompt=True)
+        _check_written(messages, content.tools, prompt)
     end = str(tokenizer.eos_token or "")
     # A text that a template has written ends so already.
     last = [] if end and content.response.endswith(end) else [Segment(end, 1.0)]
-    return [Segment(prompt, 0.0, is_start=is_text), Segment(content.response, 1.0), *last]
+    if not prompt:
+        return [Segment(content.response, 1.0, _start_of(content.response, tokenizer)), *last]
+    return [Segment(prompt, 0.0, place), Segment(content.response, 1.0), *last]
 
 
 def _chat_segments(content: Chat, tokenizer: "PreTrainedTokenizerBase") -> list[Segment]:
@@ -188,9 +205,59 @@ def _chat_segments(content: Chat, tokenizer: "PreTrainedTokenizerBase") -> list[
                     f"messages[{i}]: the model's chat template writes earlier messages in another way once later ones "
                     'follow. Give the row as "segments"'
                 )
-            segments.append(Segment(until[len(done) :], weight))
+            segments.append(Segment(until[len(done) :], weight, Place.BEHIND if done else Place.RENDERED))
             done = until
+        _check_message(i, messages[i], segments[-1].text)
+    if segments:
+        num = max(i for i, weight in enumerate(content.weights) if weight) + 1
+        _check_written(messages[:num], content.tools, done)
+    if content.weights[-1] and not _ends_turn(done, tokenizer):
+        segments.append(Segment(str(tokenizer.eos_token or ""), content.weights[-1]))
     return segments
+
+
+def _ends_turn(text: str, tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Return whether a rendered answer ends with a special token: without one the model would not learn to stop."""
+    names = [tokenizer.eos_token, *(str(each) for each in tokenizer.added_tokens_decoder.values() if each.special)]
+    return text.rstrip().endswith(tuple(str(name) for name in names if name))
+
+
+def _check_written(messages: Messages, tools: list[Any] | None, text: str) -> None:
+    """Raise BadRowError for a message or a tool that the chat template leaves out. Earlier reasoning may be."""
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            _refuse_left_out(f"messages[{i}].content of the role {message['role']!r}", message.get("content"), text)
+    for tool in tools or []:
+        function = tool.get("function", tool) if isinstance(tool, dict) else {}
+        _refuse_left_out("tools", function.get("name"), text)
+
+
+def _check_message(i: int, message: dict[str, Any], text: str) -> None:
+    """Raise BadRowError for a part of a learnt message that the chat template leaves out."""
+    for key in ("content", "reasoning_content", "reasoning", "thinking"):
+        _refuse_left_out(f"messages[{i}].{key}", message.get(key), text)
+    for call in message.get("tool_calls") or []:
+        function = call.get("function", call) if isinstance(call, dict) else {}
+        called = [function.get("name"), function.get("arguments")]
+        _refuse_left_out(f"messages[{i}].tool_calls", called, text)
+
+
+def _refuse_left_out(name: str, said: Any, text: str) -> None:
+    if (word := left_out(said, text)) is not None:
+        raise BadRowError(f'{name}: the model\'s chat template leaves out {word!r}. Remove it, or give "segments"')
+
+
+def left_out(said: Any, text: str) -> str | None:
+    """Return a word of a message's text or JSON value that a rendered text lacks; None: all are in it."""
+    known = text.casefold()
+    words = set(_words(known))
+    said = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False) if said else ""
+    # A template may write a word directly behind another one.
+    return next((word for word in _words(said.casefold()) if word not in words and word not in known), None)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", re.sub(r"\\[nrtu]", " ", text))
 
 
 def _render(
@@ -200,28 +267,72 @@ def _render(
         return ""
     if not tokenizer.chat_template:
         raise BadRowError('has chat messages, and the model has no chat template. Give "segments", or text')
-    return str(
-        tokenizer.apply_chat_template(
-            list(messages), tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+
+    def write(each: Sequence[dict[str, Any]]) -> str:
+        return str(
+            tokenizer.apply_chat_template(
+                list(each), tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
         )
-    )
+
+    try:
+        try:
+            return write(messages)
+        except TypeError:  # DeepSeek's template takes arguments as a text
+            return write([_with_argument_texts(message) for message in messages])
+    except Exception as error:  # templates raise whatever jinja does
+        raise BadRowError(f"cannot be written by the model's chat template: {one_line(error)}") from error
+
+
+def _with_argument_texts(message: dict[str, Any]) -> dict[str, Any]:
+    if not (calls := message.get("tool_calls")):
+        return message
+    functions = [call.get("function") for call in calls]
+    written = [
+        {**each, "arguments": json.dumps(each.get("arguments"), ensure_ascii=False)} if isinstance(each, dict) else each
+        for each in functions
+    ]
+    return {**message, "tool_calls": [{**call, "function": one} for call, one in zip(calls, written, strict=True)]}
 
 
 def _encode(
-    texts: Collection[tuple[str, bool]], tokenizer: "PreTrainedTokenizerBase"
-) -> dict[tuple[str, bool], NDArray[np.int32]]:
-    """Return the tokens of each (text, whether a row starts with it). All at once: the tokenizer uses every core."""
-    encoded: dict[tuple[str, bool], NDArray[np.int32]] = {}
-    for at_start in (True, False):
-        ordered = [text for text, is_start in texts if is_start == at_start and (text or is_start)]
-        if ordered:
-            found = tokenizer(ordered, add_special_tokens=at_start, return_attention_mask=False)["input_ids"]
-            encoded |= {(text, at_start): np.array(ids, np.int32) for text, ids in zip(ordered, found, strict=True)}
+    texts: Collection[tuple[str, Place]], tokenizer: "PreTrainedTokenizerBase"
+) -> dict[tuple[str, Place], NDArray[np.int32]]:
+    """Return the tokens of each text at its place. All at once: the tokenizer uses every core."""
+    prefix = _prefix(tokenizer)
+    mark, num_cut = _mark(tokenizer)
+    encoded: dict[tuple[str, Place], NDArray[np.int32]] = {}
+    for place in Place:
+        ordered = [text for text, there in texts if there == place and (text or place is Place.START)]
+        if not ordered:
+            continue
+        marked = [mark + text for text in ordered] if place is Place.BEHIND else ordered
+        found = tokenizer(marked, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+        before, cut = (prefix if place is Place.START else []), (num_cut if place is Place.BEHIND else 0)
+        for text, ids in zip(ordered, found, strict=True):
+            encoded[text, place] = np.array([*before, *ids[cut:]], np.int32)
     return encoded
 
 
-def _join(segments: Sequence[Segment], ids: dict[tuple[str, bool], NDArray[np.int32]]) -> SftRow:
-    encoded = [(ids.get((part.text, part.is_start)), part.weight) for part in segments]
+def _prefix(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """Return what the tokenizer puts before a text, such as BOS. What it puts behind one does not belong in a row."""
+    bare, whole = (tokenizer("a", add_special_tokens=each)["input_ids"] for each in (False, True))
+    starts = range(len(whole) - len(bare) + 1)
+    return list(whole[: next((i for i in starts if whole[i : i + len(bare)] == bare), 0)])
+
+
+def _mark(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, int]:
+    """Return a text, with its number of tokens, behind which a tokenizer puts no space before a text; empty: none does.
+
+    Llama 2, Mistral and Phi 3 put one before each text that is encoded separately.
+    """
+    mark, bare, both = (tokenizer(each, add_special_tokens=False)["input_ids"] for each in ("\n", "a", "\na"))
+    changes = both[: len(mark)] == mark and both[len(mark) :] != bare
+    return ("\n", len(mark)) if changes else ("", 0)
+
+
+def _join(segments: Sequence[Segment], ids: dict[tuple[str, Place], NDArray[np.int32]]) -> SftRow:
+    encoded = [(ids.get((part.text, part.place)), part.weight) for part in segments]
     parts = [(tokens, weight) for tokens, weight in encoded if tokens is not None and len(tokens)]
     if not parts:
         raise BadRowError("has no text")

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from learner.data.prompt_reading import Refusal
 from learner.data.prompts import Prompt
+from learner.data.sft_rows import left_out
 from protocol.errors import SettingsError
 from protocol.message_texts import check_template_kwargs, with_texts
 from protocol.settings.settings import Settings
@@ -178,6 +179,11 @@ def _measure_one(tokenizer: Any, prompt: str | list[dict[str, Any]], template_kw
         text = tokenizer.apply_chat_template(
             with_texts(prompt), add_generation_prompt=True, tokenize=False, **template_kwargs
         )
+        for message in with_texts(prompt):
+            word = left_out(message.get("content"), text) if message.get("role") != "assistant" else None
+            if word is not None:
+                role = message.get("role")
+                return PromptLength(0, 0, f"has a message of the role {role!r}: the chat template leaves out {word!r}")
         return PromptLength(len(tokenizer.encode(text, add_special_tokens=False)), len(text.encode()))
     except Exception as error:  # templates raise whatever jinja does
         reason = " ".join(str(error).split())[:300] or type(error).__name__

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import processors
 from transformers import AutoTokenizer
 
+from learner.data.prompt_rows import each_row
 from learner.data.prompts import Prompt
 from learner.data.sft_forms import BadRowError
 from learner.data.sft_rows import RowEncoder, SftRow, load_rows
@@ -60,8 +61,8 @@ def test_segments_count_as_weighted(tmp_path: Path, model: Path) -> None:
 
 _ASKED = {"role": "user", "content": "q"}
 _SAID = {"role": "assistant", "content": "w"}
-_ANSWERED = [("<u>q.<a>", 0.0), ("w.", 1.0)]
-_TWICE = [("<u>q.<a>", 0.0), ("w.", 1.0), ("<u>e.<a>", 0.0), ("r.", 1.0)]
+_ANSWERED = [("<u>q.<a>", 0.0), ("w.<eos>", 1.0)]
+_TWICE = [("<u>q.<a>", 0.0), ("w.", 1.0), ("<u>e.<a>", 0.0), ("r.<eos>", 1.0)]
 FORMS = [
     ({"prompt": "2+2=", "response": "4"}, [("2+2=", 0.0), ("4<eos>", 1.0)]),
     ({"prompt": "2+2=", "completion": "4"}, [("2+2=", 0.0), ("4<eos>", 1.0)]),
@@ -70,28 +71,28 @@ FORMS = [
     ({"prompt": [_ASKED], "completion": [_SAID]}, _ANSWERED),
     (  # answers of the prompt are no part of the completion
         {"prompt": [_ASKED, _SAID, _ASKED], "completion": [_SAID]},
-        [("<u>q.<a>w.<u>q.<a>", 0.0), ("w.", 1.0)],
+        [("<u>q.<a>w.<u>q.<a>", 0.0), ("w.<eos>", 1.0)],
     ),
     (
         {"messages": [_ASKED, _SAID, {"role": "user", "content": "e"}, {"role": "assistant", "content": "r"}]},
         _TWICE,
     ),
-    ({"messages": [_ASKED, {**_SAID, "loss": False}, _ASKED, _SAID]}, [("<u>q.<a>w.<u>q.<a>", 0.0), ("w.", 1.0)]),
-    ({"messages": [_ASKED, {**_SAID, "loss_scale": 0.5}]}, [("<u>q.<a>", 0.0), ("w.", 0.5)]),
-    ({"messages": [_ASKED, _SAID], "tools": '[{"name": "f"}]'}, [("<t>f.<u>q.<a>", 0.0), ("w.", 1.0)]),
+    ({"messages": [_ASKED, {**_SAID, "loss": False}, _ASKED, _SAID]}, [("<u>q.<a>w.<u>q.<a>", 0.0), ("w.<eos>", 1.0)]),
+    ({"messages": [_ASKED, {**_SAID, "loss_scale": 0.5}]}, [("<u>q.<a>", 0.0), ("w.<eos>", 0.5)]),
+    ({"messages": [_ASKED, _SAID], "tools": '[{"name": "f"}]'}, [("<t>f.<u>q.<a>", 0.0), ("w.<eos>", 1.0)]),
     ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "w"}]}, _ANSWERED),
     (
         {"system": "z", "conversations": [{"from": "observation", "value": "q"}, {"from": "gpt", "value": "w"}]},
-        [("<s>z.<t>q.<a>", 0.0), ("w.", 1.0)],
+        [("<s>z.<t>q.<a>", 0.0), ("w.<eos>", 1.0)],
     ),
     (
         {"conversations": [_ASKED, {**_SAID, "loss": False}, _ASKED, {**_SAID, "loss_scale": 1.0}]},
-        [("<u>q.<a>w.<u>q.<a>", 0.0), ("w.", 1.0)],
+        [("<u>q.<a>w.<u>q.<a>", 0.0), ("w.<eos>", 1.0)],
     ),
     ({"prompt": "2+2=", "response": "4<eos>"}, [("2+2=", 0.0), ("4<eos>", 1.0)]),
     ({"instruction": "q", "output": "w"}, _ANSWERED),
     ({"instruction": "e", "input": "", "output": "r", "history": [["q", "w"]]}, _TWICE),
-    ({"instruction": "q", "input": "e", "output": "w", "system": "z"}, [("<s>z.<u>q\ne.<a>", 0.0), ("w.", 1.0)]),
+    ({"instruction": "q", "input": "e", "output": "w", "system": "z"}, [("<s>z.<u>q\ne.<a>", 0.0), ("w.<eos>", 1.0)]),
     ({"text": "abc"}, [("a", 0.0), ("bc<eos>", 1.0)]),
 ]
 
@@ -109,6 +110,7 @@ def test_each_form_learns_its_answers(
         ({}, [5, 6, 7, 8], [0, 1, 1, 1]),
         ({"labels": [-100, -100, 7, 8]}, [5, 6, 7, 8], [0, 0, 1, 1]),
         ({"completion_mask": [0, 1, 1, 0]}, [5, 6, 7, 8], [0, 1, 1, 0]),
+        ({"loss_mask": [0, 0, 1, 1]}, [5, 6, 7, 8], [0, 0, 1, 1]),
         ({"attention_mask": [0, 1, 1, 1], "labels": [-100, -100, 7, 8]}, [6, 7, 8], [0, 1, 1]),
     ],
 )
@@ -124,6 +126,14 @@ def test_parquet_gives_the_rows_of_jsonl(tmp_path: Path, model: Path) -> None:
     path = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict.fromkeys(rows[1]) | rows[0], rows[1]]), path)
     assert [learnt(row, model) for row in load_rows(path, model)] == [_ANSWERED, [("2+2=", 0.0), ("4<eos>", 1.0)]]
+
+
+def test_parquet_adds_no_argument_of_other_rows(tmp_path: Path) -> None:
+    calls = [[{"function": {"name": "f", "arguments": each}}] for each in ({"city": "Paris"}, {"days": 3})]
+    rows = [{"messages": [_ASKED, {"role": "assistant", "tool_calls": each}]} for each in calls]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    read = [row.content["messages"][1]["tool_calls"] for row in each_row(tmp_path / "rows.parquet")]
+    assert read == calls
 
 
 def test_forms_are_named_before_anything_starts(tmp_path: Path) -> None:
@@ -145,7 +155,8 @@ def model_with_bos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"bos_token": "<bos>"})
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", tokenizer.bos_token_id)]
+        single="<bos> $A <eos>",  # of the prefix alone a row takes anything
+        special_tokens=[("<bos>", tokenizer.bos_token_id), ("<eos>", tokenizer.eos_token_id)],
     )
     tokenizer.chat_template = "<bos>" + TEMPLATE
     tokenizer.save_pretrained(folder)
@@ -162,7 +173,7 @@ def model_with_bos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"prompt": [{"role": "user", "content": "q"}], "response": "w"}, [("<bos><u>q.<a>", 0.0), ("w<eos>", 1.0)]),
         (
             {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "w"}]},
-            [("<bos><u>q.<a>", 0.0), ("w.", 1.0)],
+            [("<bos><u>q.<a>", 0.0), ("w.<eos>", 1.0)],
         ),
     ],
 )
@@ -170,13 +181,6 @@ def test_row_begins_with_bos_once_as_a_rollout_does(
     tmp_path: Path, model_with_bos: Path, row: object, expected: list[tuple[str, float]]
 ) -> None:
     assert learnt(load(tmp_path, model_with_bos, row)[0], model_with_bos) == expected
-
-
-def test_text_prompt_has_the_tokens_that_a_rollout_is_prompted_with(tmp_path: Path, model_with_bos: Path) -> None:
-    """`rollout.episodes` prompts with text as the tokenizer takes it by default."""
-    (row,) = load(tmp_path, model_with_bos, {"prompt": "2+2=", "response": "4"})
-    expected = AutoTokenizer.from_pretrained(model_with_bos).encode("2+2=")
-    assert row.tokens[row.weights == 0.0].tolist() == expected
 
 
 def test_blank_lines_are_no_rows_and_keep_the_count(tmp_path: Path, model: Path) -> None:
@@ -194,6 +198,21 @@ def test_blank_lines_are_no_rows_and_keep_the_count(tmp_path: Path, model: Path)
         ({"prompt": "a", "completion": "b", "label": False}, ": has a label that is true or false"),
         ({"prompt": "a", "completion": "b", "label": 0}, ": has a label that is true or false"),
         ({"messages": [_ASKED, {**_SAID, "loss": "false"}]}, ": messages[1].loss is 'false', expected true or false"),
+        ({"messages": [_ASKED, {**_SAID, "train": 2}]}, ": messages[1].train is 2, expected true or false"),
+        (
+            {"messages": [_ASKED, {**_SAID, "reasoning_content": "so"}]},
+            ": messages[1].reasoning_content: the model's chat template leaves out 'so'. Remove it",
+        ),
+        (
+            {"messages": [_ASKED, {**_SAID, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]},
+            ": messages[1].tool_calls: the model's chat template leaves out 'f'",
+        ),
+        (
+            {"messages": [_ASKED, {**_SAID, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            ": messages[1].tool_calls has the arguments '{', which are not JSON",
+        ),
+        ({"input_ids": [5, 6], "position_ids": [0, 0]}, ": has the column position_ids, which is not read and would"),
+        ({"prompt": "a", "response": "b", "system_prompt": "c"}, ": has the column system_prompt, which this form"),
         ({"text": "\ud83d"}, ": has '\\ud83d', half of a character"),
         ({"input_ids": [5, 2**40]}, ": has the token 1099511627776, expected numbers of tokens"),
         ({"segments": [{"text": "a", "weight": 10**400}]}, ": segments[0].weight is 1000000"),

@@ -156,8 +156,8 @@ def test_prompt_of_any_length_is_used_if_its_beginning_is_cut(tmp_path: Path, mo
 
 def test_chat_is_measured_by_its_template_and_what_that_refuses_is_left_out(tmp_path: Path, model: Path) -> None:
     template = (
-        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-        "{{ '<' + m.role + '>' + m.content }}{% endfor %}"
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}"
+        "{% elif m.role != 'developer' %}{{ '<' + m.role + '>' + m.content }}{% endif %}{% endfor %}"
     )
     with_template = tmp_path / "chatty"
     with_template.mkdir()
@@ -170,7 +170,7 @@ def test_chat_is_measured_by_its_template_and_what_that_refuses_is_left_out(tmp_
 
     picture = Prompt("a", [{"role": "user", "content": [{"type": "image"}]}], "", {})
     with PromptJudge(with_template, settings(tmp_path / "train.jsonl")) as judge:
-        first = judge([chat("user", 226), chat("user", 227), chat("system", 1), picture])
+        first = judge([chat("user", 226), chat("user", 227), chat("system", 1), picture, chat("developer", 2)])
         # The template is known by now: the short one is not rendered, the long one is.
         second = judge([chat("user", 1), chat("user", 227)])
     assert first[0] is None
@@ -179,6 +179,7 @@ def test_chat_is_measured_by_its_template_and_what_that_refuses_is_left_out(tmp_
     assert first[2] == Refusal("cannot be rendered by the tokenizer of policy.model: no system role")
     assert first[3] is not None
     assert first[3].reason.endswith("message 1 has the part {'type': 'image'}: only texts can be read here")
+    assert first[4] == Refusal("has a message of the role 'developer': the chat template leaves out 'xx'")
     assert second == [None, first[1]]
 
 
