@@ -14,6 +14,8 @@ scratch=$(mktemp -d "${TMPDIR:-/tmp}/sluice-test.XXXXXX")
 export SLUICE_HOME="$scratch/home" PATH="$PWD/.venv/bin:$PATH"
 # Two processes on two cores: more threads do not help.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+# A rank without servers uses both cores, which the lanes share: threads that spin at a barrier cost ten times the work.
+export OMP_WAIT_POLICY=passive
 # One cache for the homes of all lanes: vLLM inspects a class of models once, for 8 s of a core.
 export VLLM_CACHE_ROOT="$scratch/vllm"
 # Ray reads this at its first import: listen on loopback only.

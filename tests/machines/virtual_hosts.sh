@@ -142,7 +142,7 @@ on() {
 # start_head: host 1's part of the cluster; sets join_line to what its start printed.
 start_head() {
     start 1 deploy/start_cluster.sh --node-ip "$(address 1)"
-    join_line=$(grep -o 'deploy/start_cluster.sh --join [^ ]*' "$folder/start-1.log")
+    join_line=.venv/bin/$(grep -o 'sluice start --join [^ ]*' "$folder/start-1.log")
     say "the head says: $join_line"
 }
 
