@@ -4,13 +4,20 @@ Templates do not report a content that is a list of parts: some write its Python
 would be trained on that.
 """
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from protocol.errors import SettingsError
 
-_SET_BY_CODE = ("messages", "tools", "documents", "add_generation_prompt")  # variables that no setting may give
+_SET_BY_CODE = (
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+)  # variables that no setting may give
 
 
 class ContentError(ValueError):
@@ -20,13 +27,61 @@ class ContentError(ValueError):
 def with_texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages, each with one text as content: parts are joined, and an assistant's None becomes "".
 
+    Arguments of calls that are JSON texts become objects: templates write them as JSON, and a text would get quotes.
+
     Numbers and missing contents stay, and so does None next to tool calls, which some templates require.
     Raises: ContentError. Example: [{"type": "text", "text": "Hi"}] becomes "Hi".
     """
-    return [
+    with_contents = [
         dict(message) if isinstance(message.get("content", ""), str | int | float) else _with_text(message, place)
         for place, message in enumerate(messages)
     ]
+    return [_with_arguments(message, _as_object) for message in with_contents]
+
+
+def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
+    """Return what `apply_chat_template` makes of the messages. Raises: what the template raises.
+
+    Arguments of calls are objects, or texts for a template that joins texts.
+    """
+    try:
+        return tokenizer.apply_chat_template(list(messages), **options)
+    except TypeError:  # DeepSeek's template joins texts
+        texts = [_with_arguments(message, _as_text) for message in messages]
+        if texts == list(messages):
+            raise
+        return tokenizer.apply_chat_template(texts, **options)
+
+
+def opening(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """Return the option with which a template ends a prompt: a new turn, or the assistant's last message left open."""
+    is_begun = bool(messages) and messages[-1].get("role") == "assistant"
+    return {"continue_final_message": True} if is_begun else {"add_generation_prompt": True}
+
+
+def _with_arguments(message: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the message with the changed arguments of its calls."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        return dict(message)
+    return {**message, "tool_calls": [_with_changed(call, change) for call in calls]}
+
+
+def _with_changed(call: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    if isinstance(function := call.get("function"), Mapping):
+        return {**call, "function": _with_changed(function, change)}
+    return {**call, "arguments": change(call["arguments"])} if "arguments" in call else dict(call)
+
+
+def _as_object(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _as_text(arguments: Any) -> Any:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def check_template_kwargs(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:

@@ -136,6 +136,8 @@ def _load(options: ModelOptions) -> tuple[Any, Any]:
             folder,
             num_labels=1,
             dtype=getattr(torch, options.dtype),
+            # transformers' other attentions leave a soft cap out.
+            attn_implementation="eager" if getattr(config, "attn_logit_softcapping", None) else None,
             key_mapping=None if head is None else _key_mapping(config, head),
             output_loading_info=True,
         )
@@ -153,7 +155,7 @@ def _load(options: ModelOptions) -> tuple[Any, Any]:
 
 
 def _foreign_head(folder: Path, hidden_size: int) -> tuple[str | None, torch.Tensor | None]:
-    """Return name and bias of a head that transformers does not know; (None, None) for its own or no head.
+    """Return name and bias of a head that transformers does not know; its own or no head has no name.
 
     Raises: ValueError for a head that is not one linear layer of one number.
     """
@@ -167,7 +169,7 @@ def _foreign_head(folder: Path, hidden_size: int) -> tuple[str | None, torch.Ten
             tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             heads |= {name: tensor for name, tensor in tensors.items() if _is_of_head(name)}
     if not heads or any(name.startswith(("score.", "classifier.")) for name in heads):
-        return None, None
+        return None, heads.get("score.bias")  # transformers' class reads no bias
     head = find_head({name: tensor.shape for name, tensor in heads.items()}, hidden_size)
     return head, heads.get(f"{head}.bias")
 

@@ -31,6 +31,7 @@ from learner.data.sft_forms import (
 )
 from learner.data.unpaired_forms import recognise_unpaired
 from protocol.errors import SettingsError
+from protocol.message_texts import render_chat
 from protocol.one_line import one_line
 
 if TYPE_CHECKING:
@@ -268,31 +269,11 @@ def _render(
     if not tokenizer.chat_template:
         raise BadRowError('has chat messages, and the model has no chat template. Give "segments", or text')
 
-    def write(each: Sequence[dict[str, Any]]) -> str:
-        return str(
-            tokenizer.apply_chat_template(
-                list(each), tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-        )
-
+    options: dict[str, Any] = {"tools": tools, "add_generation_prompt": add_generation_prompt}
     try:
-        try:
-            return write(messages)
-        except TypeError:  # DeepSeek's template takes arguments as a text
-            return write([_with_argument_texts(message) for message in messages])
+        return str(render_chat(tokenizer, messages, tokenize=False, **options))
     except Exception as error:  # templates raise whatever jinja does
         raise BadRowError(f"cannot be written by the model's chat template: {one_line(error)}") from error
-
-
-def _with_argument_texts(message: dict[str, Any]) -> dict[str, Any]:
-    if not (calls := message.get("tool_calls")):
-        return message
-    functions = [call.get("function") for call in calls]
-    written = [
-        {**each, "arguments": json.dumps(each.get("arguments"), ensure_ascii=False)} if isinstance(each, dict) else each
-        for each in functions
-    ]
-    return {**message, "tool_calls": [{**call, "function": one} for call, one in zip(calls, written, strict=True)]}
 
 
 def _encode(

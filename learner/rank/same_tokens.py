@@ -14,14 +14,19 @@ def check_same_tokens(setting: str, folder: Path, policy: Path, *, trust_remote_
     """Raise OperatorError when the tokenizer in `folder` gives the text other tokens than the policy's.
 
     setting: name of the setting that names the folder. A folder without a tokenizer is not checked: trainers save
-    critics without one. Special tokens may differ. trust_remote_code: whether tokenizers' own code may run.
+    critics without one. One may lack special tokens of the other. trust_remote_code: whether their own code may run.
     """
     if not has_tokenizer(folder):
         return
     named = ((setting, folder), ("policy.model", policy))
-    found, expected = (
-        read_tokenizer(*each, trust_remote_code)(_TEXT, add_special_tokens=False)["input_ids"] for each in named
-    )
+    other, own = (read_tokenizer(*each, trust_remote_code) for each in named)
+    ids, other_ids = own.get_added_vocab(), other.get_added_vocab()
+    if moved := [name for name, token in ids.items() if other_ids.get(name, token) != token]:
+        raise OperatorError(
+            f"{setting} has another tokenizer than policy.model: {moved[0]} is token {other_ids[moved[0]]} in it and "
+            f"{ids[moved[0]]} in the policy. Use a model with the policy's tokenizer, or leave {setting} empty."
+        )
+    found, expected = (each(_TEXT, add_special_tokens=False)["input_ids"] for each in (other, own))
     if found != expected:
         place = next((i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), 0)
         raise OperatorError(

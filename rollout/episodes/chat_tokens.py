@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from protocol.errors import NeighbourError
-from protocol.message_texts import ContentError, check_template_kwargs, with_texts
+from protocol.message_texts import ContentError, check_template_kwargs, opening, render_chat, with_texts
 from protocol.one_line import one_line
 from rollout.environments.base import Chat, Messages, Observation, Prompt, RenderedText
 from rollout.environments.guard import ENVIRONMENT
@@ -190,11 +190,12 @@ class ChatTokens:
     def _render(self, chat: Chat, boundary: str, tokenize: bool) -> Any:
         options: dict[str, Any] = {"tools": chat.tools} if chat.tools else {}
         try:
-            return self._tokenizer.apply_chat_template(
+            return render_chat(
+                self._tokenizer,
                 chat.messages,
-                add_generation_prompt=True,
                 tokenize=tokenize,
                 return_dict=False,
+                **(opening(chat.messages) if boundary == PROMPT else {"add_generation_prompt": True}),
                 **options,
                 **self._template_kwargs,
             )

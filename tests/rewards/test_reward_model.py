@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    Gemma2Config,
+    Gemma2ForSequenceClassification,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2ForSequenceClassification,
@@ -93,6 +95,7 @@ def test_folder_that_is_missing_is_named() -> None:
 HEADS = {
     "OpenRLHF": (("score.", "value_head."),),
     "DeepSpeed-Chat": (("score.", "v_head."), ("model.", "rwtransformer.")),
+    "verl": (),
     "TRL": (("model.", "pretrained_model.model."), ("score.", "v_head.summary.")),
 }
 
@@ -103,17 +106,32 @@ def test_reward_model_of_another_trainer_gives_the_same_rewards(folder: Path, tm
     for theirs, other in HEADS[trainer]:
         tensors = {other + name.removeprefix(theirs) if name.startswith(theirs) else name: tensor
                    for name, tensor in tensors.items()}  # fmt: skip
-    if trainer == "TRL":
-        tensors["v_head.summary.bias"] = torch.tensor([3.0])
+    if bias := {"TRL": "v_head.summary.bias", "verl": "score.bias"}.get(trainer):
+        tensors[bias] = torch.tensor([3.0])
     shutil.copytree(folder, tmp_path / "theirs")
     save_file(tensors, tmp_path / "theirs" / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    for name in ("id2label", "label2id", "architectures"):
+    for name in () if trainer == "verl" else ("id2label", "label2id", "architectures"):
         config.pop(name, None)
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(config))
-    shift = 3.0 / 2.0 if trainer == "TRL" else 0.0
+    shift = 3.0 / 2.0 if bias else 0.0
     rewards = RewardModel(ModelOptions(str(tmp_path / "theirs"), device="cpu")).score(TEXTS)
     assert rewards == pytest.approx([_expected(folder, text) + shift for text in TEXTS], abs=1e-5)
+
+
+def test_soft_cap_of_the_attention_counts(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    shape = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 1, "num_labels": 1}
+    config = Gemma2Config(**shape, **heads, attn_logit_softcapping=0.5, initializer_range=0.5)
+    Gemma2ForSequenceClassification(config).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    own = Gemma2ForSequenceClassification.from_pretrained(tmp_path, attn_implementation="eager")
+    ids = byte_tokenizer()(TEXTS[1], add_special_tokens=False, return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        expected = float(own.score(own.model(ids).last_hidden_state)[0, -1, 0])
+    (reward,) = RewardModel(ModelOptions(str(tmp_path), device="cpu")).score([TEXTS[1]])
+    assert reward == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])

@@ -19,7 +19,7 @@ from learner.data.prompt_reading import Refusal
 from learner.data.prompts import Prompt
 from learner.data.sft_rows import left_out
 from protocol.errors import SettingsError
-from protocol.message_texts import check_template_kwargs, with_texts
+from protocol.message_texts import check_template_kwargs, opening, render_chat, with_texts
 from protocol.settings.settings import Settings
 
 # Tokens that a tokenizer adds around a text, such as begin and end marks.
@@ -176,10 +176,9 @@ def _measure_one(tokenizer: Any, prompt: str | list[dict[str, Any]], template_kw
     try:
         if isinstance(prompt, str):
             return PromptLength(len(tokenizer.encode(prompt)), len(prompt.encode()))
-        text = tokenizer.apply_chat_template(
-            with_texts(prompt), add_generation_prompt=True, tokenize=False, **template_kwargs
-        )
-        for message in with_texts(prompt):
+        messages = with_texts(prompt)
+        text = render_chat(tokenizer, messages, tokenize=False, **opening(messages), **template_kwargs)
+        for message in messages:
             word = left_out(message.get("content"), text) if message.get("role") != "assistant" else None
             if word is not None:
                 role = message.get("role")

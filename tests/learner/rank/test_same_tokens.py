@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from learner.rank.same_tokens import check_same_tokens
 from protocol.errors import OperatorError
@@ -44,4 +45,14 @@ def test_another_tokenizer_of_equal_size_is_refused_with_the_first_token_that_di
     with pytest.raises(
         OperatorError, match=r"^critic\.model has another tokenizer than policy\.model: token 0 of a text"
     ):
+        check_same_tokens("critic.model", critic, policy)
+
+
+def test_special_token_at_another_place_is_refused(folders: tuple[Path, Path]) -> None:
+    policy, critic = folders
+    for folder, names in ((policy, ["<|im_start|>", "<|im_end|>"]), (critic, ["<|im_end|>", "<|im_start|>"])):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.add_special_tokens({"additional_special_tokens": names})
+        tokenizer.save_pretrained(folder)
+    with pytest.raises(OperatorError, match=r"another tokenizer than policy\.model: <\|im_.* is token \d+ in it and"):
         check_same_tokens("critic.model", critic, policy)

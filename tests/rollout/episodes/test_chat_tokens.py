@@ -175,6 +175,21 @@ def test_messages_without_names_have_the_templates_own_tokens(make: Make) -> Non
     assert ChatTokens(tokenizer).prompt(messages) == expected
 
 
+def test_prompt_that_ends_with_the_assistants_message_is_continued() -> None:
+    tokenizer = byte_level()
+    messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "Let me think."}]
+    assert tokenizer.decode(ChatTokens(tokenizer).prompt(messages)).endswith("assistant\nLet me think.")
+
+
+def test_calls_arguments_are_the_same_as_a_text_and_as_an_object() -> None:
+    tokenizer = byte_level()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ (m.tool_calls or []) | tojson }}{% endfor %}"
+    calls = [[{"function": {"name": "f", "arguments": each}}] for each in ({"city": "Paris"}, '{"city": "Paris"}')]
+    asked = {"role": "user", "content": ""}
+    turns = [[{"role": "assistant", "content": "", "tool_calls": each}, asked] for each in calls]
+    assert ChatTokens(tokenizer).prompt(turns[0]) == ChatTokens(tokenizer).prompt(turns[1])
+
+
 @pytest.mark.parametrize("make", FAMILIES)
 def test_prompt_that_is_one_text_is_the_operators_and_keeps_its_control_tokens(make: Make) -> None:
     tokenizer = make()
