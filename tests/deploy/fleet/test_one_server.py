@@ -30,7 +30,8 @@ def test_start_exempts_memory_from_garbage_collection_once() -> None:
         num_frozen = gc.get_freeze_count()
         assert num_frozen > 10_000
         asyncio.run(server.start())
-        assert (gc.get_freeze_count(), server.num_starts) == (num_frozen, 2)
+        assert server.num_starts == 2
+        assert gc.get_freeze_count() <= num_frozen  # fewer where another thread has released some
     finally:
         gc.unfreeze()
 
