@@ -1,17 +1,15 @@
-"""Damaged and invented messages, between valid ones, into the decoder and into a running coordinator.
+"""Damaged and invented messages, between valid ones, into the decoder and the checks of a coordinator.
 
-    python -m tests.chaos.frame_fuzz [--seed N] [--short] [--frames N] [--tcp_frames N]
+    python -m tests.chaos.frame_fuzz [--seed N] [--short] [--frames N]
 
-In process: every message goes through `Decoder`, the check of run and start, and `Trajectory.from_buffers`, and must be
-taken exactly when `tests.chaos.frames.oracle` says that it is valid, or when its bytes did not change. Over TCP: an
-allowed peer sends what the oracle refuses, about leased samples, into a real coordinator, while another peer and a rank
-do a run's work. holds: no crash, nothing invalid taken, everything valid taken, memory grown by less than 50 MB.
+Every message goes through `Decoder`, the check of run and start, and `Trajectory.from_buffers`, and must be
+taken exactly when `tests.chaos.frames.oracle` says that it is valid, or when its bytes did not change.
+`tests.chaos.bad_network` damages the messages of a run on real sockets. holds: no crash, nothing invalid taken,
+everything valid taken, memory grown by less than 50 MB.
 """
 
 import sys
-import tempfile
 import time
-from pathlib import Path
 from random import Random
 
 import psutil
@@ -23,7 +21,6 @@ from protocol.wire.codec import Decoder
 from protocol.wire.trajectory import Trajectory
 from tests.chaos.frames.mutations import Frames, mutate, other_frames, random_trajectory, trajectory_frames
 from tests.chaos.frames.oracle import INCARNATION, RUN_ID, is_valid
-from tests.chaos.frames.over_tcp import fuzz_over_tcp
 from tests.chaos.frames.verdicts import Verdicts
 from tests.chaos.rig.verdict import conclude, options
 
@@ -33,35 +30,23 @@ _FRESH_EVERY = 50
 
 
 def main() -> int:
-    chosen = options(__doc__, frames=0, tcp_frames=0)
+    chosen = options(__doc__, frames=0)
     num_frames = chosen.frames or (30_000 if chosen.short else 1_000_000)
-    num_tcp_frames = chosen.tcp_frames or (3_000 if chosen.short else 100_000)
     random = Random(chosen.seed)
     fuzz_in_process(2_000, Random(0))  # so that caches and imports are no growth
     before_mb = rss_mb()
     started = time.monotonic()
     verdicts = fuzz_in_process(num_frames, random)
-    print(
-        f"in process: {verdicts.text()}; {time.monotonic() - started:.0f} s, {rss_mb() - before_mb:+.1f} MB", flush=True
-    )
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        over_tcp = fuzz_over_tcp(Path(folder), num_tcp_frames, random)
     growth_mb = rss_mb() - before_mb
-    print(
-        f"over TCP: {over_tcp.text()}; {time.monotonic() - started:.0f} s, {growth_mb:+.1f} MB since the start",
-        flush=True,
-    )
-    both = (verdicts, over_tcp)
+    print(f"{verdicts.text()}; {time.monotonic() - started:.0f} s, {growth_mb:+.1f} MB", flush=True)
     return conclude(
         "frame_fuzz",
-        all(part.is_sound for part in both) and growth_mb < MAX_GROWTH_MB,
+        verdicts.is_sound and growth_mb < MAX_GROWTH_MB,
         frames=verdicts.num_damaged,
-        tcp_frames=over_tcp.num_damaged,
-        valid=sum(part.num_valid for part in both),
-        crashes=sum(part.num_crashes for part in both),
-        invalid_accepted=sum(part.num_invalid_taken for part in both),
-        valid_refused=sum(part.num_valid_refused for part in both),
+        valid=verdicts.num_valid,
+        crashes=verdicts.num_crashes,
+        invalid_accepted=verdicts.num_invalid_taken,
+        valid_refused=verdicts.num_valid_refused,
         growth_mb=growth_mb,
     )
 

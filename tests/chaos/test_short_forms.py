@@ -63,7 +63,7 @@ def test_faults_are_survived(command: str, figures: str) -> None:
 
 # In a process of their own that imports nothing else: memory and time are measured.
 _MEASURED = {
-    "chaos.frame_fuzz": r"frames=30000 tcp_frames=3000 valid=\d+ crashes=0 invalid_accepted=0 valid_refused=0 "
+    "chaos.frame_fuzz": r"frames=30000 valid=\d+ crashes=0 invalid_accepted=0 valid_refused=0 "
     r"growth_mb=-?[\d.e-]+ holds=yes",
     "chaos.strangers": r"connections=600 frames_heard=0 answered=10 unanswered=0 late_answered=0 files_left=-?\d+ "
     r"growth_mb=-?[\d.e-]+ holds=yes",
