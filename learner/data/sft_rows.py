@@ -6,10 +6,12 @@ with the tokenizer's own prefix (BOS, for Llama, Gemma and Mistral) once; messag
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,6 +38,10 @@ from protocol.one_line import one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+_EARLIER_CHANGES = "writes earlier messages in another way once later ones follow"
+_START_CHANGES = "begins a whole answer in another way than one that it asks for"
 
 
 class Place(Enum):
@@ -79,12 +85,11 @@ def load_rows(path: Path, model_dir: Path, *, trust_remote_code: bool = False) -
     for number, _, content in demonstrations:
         with _naming(path, number):
             rows.append(_encoded(content) if isinstance(content, Tokens) else _segments(content, tokenizer))
-    texts = dict.fromkeys((part.text, part.place) for row in rows if not isinstance(row, SftRow) for part in row)
-    ids = _encode(texts, tokenizer)
+    ids = _encode([row for row in rows if not isinstance(row, SftRow)], tokenizer)
     joined = []
     for (number, *_), row in zip(demonstrations, rows, strict=True):
         with _naming(path, number):
-            joined.append(_checked(row if isinstance(row, SftRow) else _join(row, ids), *limits))
+            joined.append(_checked(row if isinstance(row, SftRow) else _join(row, next(ids)), *limits))
     return joined
 
 
@@ -141,7 +146,7 @@ class RowEncoder:
             row = _encoded(content)
         else:
             parts = _segments(content, self._tokenizer)
-            row = _join(parts, _encode(dict.fromkeys((part.text, part.place) for part in parts), self._tokenizer))
+            row = _join(parts, next(_encode([parts], self._tokenizer)))
         row = _checked(row, *self._limits)
         if len(others := row.weights[(row.weights != 0.0) & (row.weights != 1.0)]):
             raise BadRowError(f"has the weight {others[0]:g}, and this objective takes 0 or 1. Use policy.warm_start")
@@ -197,15 +202,16 @@ def _chat_segments(content: Chat, tokenizer: "PreTrainedTokenizerBase") -> list[
     for i, of_message in enumerate(content.weights):
         if not of_message:
             continue
-        for until, weight in (
-            (_render(messages[:i], content.tools, tokenizer, add_generation_prompt=True), 0.0),
-            (_render(messages[: i + 1], content.tools, tokenizer, add_generation_prompt=False), of_message),
+        for until, weight, changed in (
+            (_render(messages[:i], content.tools, tokenizer, add_generation_prompt=True), 0.0, _EARLIER_CHANGES),
+            (
+                _render(messages[: i + 1], content.tools, tokenizer, add_generation_prompt=False),
+                of_message,
+                _START_CHANGES,
+            ),
         ):
             if not until.startswith(done):
-                raise BadRowError(
-                    f"messages[{i}]: the model's chat template writes earlier messages in another way once later ones "
-                    'follow. Give the row as "segments"'
-                )
+                raise BadRowError(f'messages[{i}]: the model\'s chat template {changed}. Give the row as "segments"')
             segments.append(Segment(until[len(done) :], weight, Place.BEHIND if done else Place.RENDERED))
             done = until
         _check_message(i, messages[i], segments[-1].text)
@@ -226,8 +232,9 @@ def _ends_turn(text: str, tokenizer: "PreTrainedTokenizerBase") -> bool:
 def _check_written(messages: Messages, tools: list[Any] | None, text: str) -> None:
     """Raise BadRowError for a message or a tool that the chat template leaves out. Earlier reasoning may be."""
     for i, message in enumerate(messages):
-        if message["role"] != "assistant":
-            _refuse_left_out(f"messages[{i}].content of the role {message['role']!r}", message.get("content"), text)
+        said = re.sub(r"<think>.*?</think>", "", str(message.get("content") or ""), flags=re.DOTALL)
+        _refuse_left_out(f"messages[{i}].content of the role {message['role']!r}", said, text)
+        _check_calls(i, message, text)
     for tool in tools or []:
         function = tool.get("function", tool) if isinstance(tool, dict) else {}
         _refuse_left_out("tools", function.get("name"), text)
@@ -237,6 +244,10 @@ def _check_message(i: int, message: dict[str, Any], text: str) -> None:
     """Raise BadRowError for a part of a learnt message that the chat template leaves out."""
     for key in ("content", "reasoning_content", "reasoning", "thinking"):
         _refuse_left_out(f"messages[{i}].{key}", message.get(key), text)
+    _check_calls(i, message, text)
+
+
+def _check_calls(i: int, message: dict[str, Any], text: str) -> None:
     for call in message.get("tool_calls") or []:
         function = call.get("function", call) if isinstance(call, dict) else {}
         called = [function.get("name"), function.get("arguments")]
@@ -251,7 +262,7 @@ def _refuse_left_out(name: str, said: Any, text: str) -> None:
 def left_out(said: Any, text: str) -> str | None:
     """Return a word of a message's text or JSON value that a rendered text lacks; None: all are in it."""
     known = text.casefold()
-    words = set(_words(known))
+    words = {*_words(known), *(() if isinstance(said, str) else ("null",))}  # some templates write no null
     said = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False) if said else ""
     # A template may write a word directly behind another one.
     return next((word for word in _words(said.casefold()) if word not in words and word not in known), None)
@@ -276,23 +287,46 @@ def _render(
         raise BadRowError(f"cannot be written by the model's chat template: {one_line(error)}") from error
 
 
-def _encode(
-    texts: Collection[tuple[str, Place]], tokenizer: "PreTrainedTokenizerBase"
-) -> dict[tuple[str, Place], NDArray[np.int32]]:
-    """Return the tokens of each text at its place. All at once: the tokenizer uses every core."""
-    prefix = _prefix(tokenizer)
+def _encode(rows: Sequence[Sequence[Segment]], tokenizer: "PreTrainedTokenizerBase") -> Iterator[list[list[int]]]:
+    """Return the tokens of each row's segments. Equal segments are encoded once, all at once, on every core."""
     mark, num_cut = _mark(tokenizer)
-    encoded: dict[tuple[str, Place], NDArray[np.int32]] = {}
-    for place in Place:
-        ordered = [text for text, there in texts if there == place and (text or place is Place.START)]
-        if not ordered:
-            continue
-        marked = [mark + text for text in ordered] if place is Place.BEHIND else ordered
-        found = tokenizer(marked, add_special_tokens=False, return_attention_mask=False)["input_ids"]
-        before, cut = (prefix if place is Place.START else []), (num_cut if place is Place.BEHIND else 0)
-        for text, ids in zip(ordered, found, strict=True):
-            encoded[text, place] = np.array([*before, *ids[cut:]], np.int32)
+    prefix = _prefix(tokenizer)
+    encoded = _encode_alone({(part.text, part.place) for row in rows for part in row}, tokenizer, mark, num_cut)
+    for row in rows:
+        # Where a tokenizer puts a space before some texts, the whole row shows where.
+        tokens = _encode_whole(row, tokenizer) if mark and tokenizer.is_fast else None
+        tokens = tokens or [encoded[part.text, part.place] for part in row]
+        if row[0].place is Place.START:
+            tokens = [[*prefix, *tokens[0]], *tokens[1:]]
+        yield tokens
+
+
+def _encode_alone(
+    texts: Collection[tuple[str, Place]], tokenizer: "PreTrainedTokenizerBase", mark: str, num_cut: int
+) -> dict[tuple[str, Place], list[int]]:
+    """Return the tokens of each text at its place. mark: text of num_cut tokens, put before one that follows others."""
+    encoded: dict[tuple[str, Place], list[int]] = {each: [] for each in texts}
+    for is_behind in (False, True):
+        chosen = [each for each in texts if each[0] and (each[1] is Place.BEHIND) == is_behind]
+        if chosen:
+            before, cut = (mark, num_cut) if is_behind else ("", 0)
+            marked = [before + text for text, _ in chosen]
+            found = tokenizer(marked, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+            encoded |= {each: list(ids[cut:]) for each, ids in zip(chosen, found, strict=True)}
     return encoded
+
+
+def _encode_whole(row: Sequence[Segment], tokenizer: "PreTrainedTokenizerBase") -> list[list[int]] | None:
+    """Return the tokens of each segment in the row's whole text; None: a token crosses the end of a segment."""
+    ends = list(accumulate(len(part.text) for part in row))
+    found = tokenizer("".join(part.text for part in row), add_special_tokens=False, return_offsets_mapping=True)
+    tokens: list[list[int]] = [[] for _ in row]
+    for token, (start, end) in zip(found["input_ids"], found["offset_mapping"], strict=True):
+        place = min(bisect_right(ends, start), len(row) - 1)
+        if end > ends[place]:
+            return None
+        tokens[place].append(token)
+    return tokens
 
 
 def _prefix(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
@@ -305,20 +339,20 @@ def _prefix(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
 def _mark(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, int]:
     """Return a text, with its number of tokens, behind which a tokenizer puts no space before a text; empty: none does.
 
-    Llama 2, Mistral and Phi 3 put one before each text that is encoded separately.
+    Llama 2, Mistral, Phi 3 and T5 put one before each text that is encoded separately.
     """
-    mark, bare, both = (tokenizer(each, add_special_tokens=False)["input_ids"] for each in ("\n", "a", "\na"))
-    changes = both[: len(mark)] == mark and both[len(mark) :] != bare
-    return ("\n", len(mark)) if changes else ("", 0)
+    for text in ("\n", ".", "0"):
+        mark, bare, both = (tokenizer(each, add_special_tokens=False)["input_ids"] for each in (text, "a", text + "a"))
+        if both[: len(mark)] == mark and both[len(mark) :] != bare:
+            return text, len(mark)
+    return "", 0
 
 
-def _join(segments: Sequence[Segment], ids: dict[tuple[str, Place], NDArray[np.int32]]) -> SftRow:
-    encoded = [(ids.get((part.text, part.place)), part.weight) for part in segments]
-    parts = [(tokens, weight) for tokens, weight in encoded if tokens is not None and len(tokens)]
-    if not parts:
+def _join(segments: Sequence[Segment], ids: Sequence[Sequence[int]]) -> SftRow:
+    weights = [np.full(len(tokens), part.weight, np.float32) for part, tokens in zip(segments, ids, strict=True)]
+    if not any(len(tokens) for tokens in ids):
         raise BadRowError("has no text")
-    tokens = np.concatenate([part for part, _ in parts])
-    return SftRow(tokens, np.concatenate([np.full(len(part), weight, np.float32) for part, weight in parts]))
+    return SftRow(np.array([token for tokens in ids for token in tokens], np.int32), np.concatenate(weights))
 
 
 def _checked(row: SftRow, max_tokens: int, vocab_size: int) -> SftRow:

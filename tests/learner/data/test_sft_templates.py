@@ -53,6 +53,8 @@ def test_template_that_writes_another_start_is_refused(tmp_path: Path, name: str
 @pytest.mark.parametrize(
     ("name", "messages", "part"),
     [
+        ("llama3", [ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL], "weight": 0}, ASKED,
+                    {"role": "assistant", "content": "a"}], "tool_calls"),
         ("llama3", [ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}], "tool_calls"),
         ("qwen2_5", [ASKED, {"role": "assistant", "content": "a", "reasoning_content": "b"}], "reasoning_content"),
         ("phi3_5", [{"role": "developer", "content": "Be kind."}, ASKED, {"role": "assistant", "content": "a"}],
@@ -64,14 +66,23 @@ def test_what_a_template_leaves_out_is_refused(tmp_path: Path, name: str, messag
         learnt(tokenizer_of(name), tmp_path, {"messages": messages})
 
 
-@pytest.fixture(params=["mistral", "phi"])
-def spaced(request: pytest.FixtureRequest) -> Any:
-    return family_of(request.param)
+@pytest.mark.parametrize("name", ["llama3", "phi"])  # no token of theirs crosses the start or the end of an answer
+def test_chat_has_the_tokens_of_its_whole_text(tmp_path: Path, name: str) -> None:
+    tokenizer = family_of(name)
+    messages = [{"role": role, "content": "a a"} for role in ("user", "assistant", "user", "assistant")]
+    whole = tokenizer(tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False)["input_ids"]
+    assert encoded(tokenizer, tmp_path, {"messages": messages}) == whole
 
 
-def test_answer_behind_a_prompt_begins_without_another_space(tmp_path: Path, spaced: Any) -> None:
-    row = {"prompt": "a", "completion": " a"}
-    spaced.save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
-    (found,) = RowEncoder(tmp_path).encode(row)
-    assert found.tokens[:-1].tolist() == spaced("a a")["input_ids"]
+@pytest.mark.parametrize("name", ["deepseek", "llama3", "mistral", "phi", "t5"])
+def test_answer_behind_a_prompt_begins_without_another_space(tmp_path: Path, name: str) -> None:
+    tokens = encoded(family_of(name), tmp_path, {"prompt": "a", "completion": " a"})[:-1]
+    assert tokens == family_of(name)("a a")["input_ids"][: len(tokens)]
+
+
+def encoded(tokenizer: Any, folder: Path, row: dict[str, Any]) -> list[int]:
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text("{}")
+    (found,) = RowEncoder(folder).encode(row)
+    tokens: list[int] = found.tokens.tolist()
+    return tokens
