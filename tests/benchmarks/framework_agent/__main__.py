@@ -11,13 +11,14 @@ holds: the run exits with 0, and its held-out score at temperature 1 rises by at
 score is asked for.
 """
 
+import json
+import subprocess
 import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
 from protocol.node.home import sluice_home
-from tests.benchmarks.quickstart_run import run_quickstart
 from tests.benchmarks.tool_task.build import build_tool_task
 from tests.chaos.rig.verdict import conclude, options
 
@@ -31,24 +32,24 @@ def main() -> int:
         return 2
     if not (sluice_home() / "tool_task" / "model").is_dir():
         build_tool_task(sluice_home() / "tool_task", seed=0)
-    changed: dict[str, object] = {"config": Path(__file__).with_name("settings.yaml"), "run.seed": arguments.seed}
+    given = {"config": Path(__file__).with_name("settings.yaml"), "run.seed": arguments.seed, "run.name": "agent"}
     if arguments.short:
-        changed |= {"run.max_steps": 2, "eval.num_prompts": 16, "policy.warm_start.max_steps": 20}
+        given |= {"run.max_steps": 2, "eval.num_prompts": 16, "policy.warm_start.max_steps": 20}
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run_quickstart(Path(folder) / "framework_agent", changed)
-    if outcome.exit_status:
-        print(outcome.log, flush=True)
-    has_risen = arguments.short or outcome.after - outcome.before >= _MIN_RISE
-    return conclude(
-        "framework_agent",
-        has_risen and outcome.exit_status == 0,
-        before=outcome.before,
-        after=outcome.after,
-        greedy_before=outcome.greedy_before,
-        greedy_after=outcome.greedy_after,
-        step_s=outcome.step_s,
-        seconds=outcome.seconds,
-    )
+        settings = [part for key, value in {**given, "run.dir": folder}.items() for part in (f"--{key}", str(value))]
+        command = [sys.executable, "-m", "learner.run", *settings]
+        exit_status = subprocess.run(command, timeout=3600, check=False).returncode
+        scored = _scores(Path(folder) / "agent" / "metrics.jsonl")
+    before, after = (scored[0], scored[-1]) if scored else (float("nan"), float("nan"))
+    has_risen = arguments.short or after - before >= _MIN_RISE
+    return conclude("framework_agent", has_risen and exit_status == 0, before=before, after=after, scores=len(scored))
+
+
+def _scores(metrics: Path) -> list[float]:
+    """Return the held-out score at temperature 1 of each evaluation."""
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    key = "eval/held_out/reward"
+    return [line[key] for line in lines if key in line]
 
 
 if __name__ == "__main__":
