@@ -13,7 +13,7 @@ from typing import Any
 
 from learner.data.prompt_reading import RowName, read_prompts
 from learner.disk.run_folder import CHECKPOINTS, LEDGER, read_only_uri, read_skipped
-from learner.ledger.schema import add_missing_tables_in_memory
+from learner.ledger.schema import is_new
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.loader import load_saved_settings
 from protocol.settings.settings import Settings
@@ -118,7 +118,8 @@ def open_run(folder: Path, data: Path | None) -> Iterator[AuditedRun]:
     try:
         with closing(sqlite3.connect(read_only_uri(path), uri=True, isolation_level=None)) as db:
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-            add_missing_tables_in_memory(db, path)
+            if is_new(db, path):
+                raise OperatorError(f"The ledger {path} has no tables. Name the folder of a run that has started.")
             # Listed first: the ledger would not know a later checkpoint.
             checkpoints = sorted((folder / CHECKPOINTS).glob("step_*"))
             metrics = _begin(db, folder / "metrics.jsonl")

@@ -14,10 +14,8 @@ from learner.checkpoint.sealed_files import Report, first_difference, first_wron
 from protocol.errors import OperatorError
 
 SCHEMA = 2
-_READABLE = (1, SCHEMA)  # 1: of versions that kept no digest in the manifest
+_OF_0_1_0 = 1  # schema of version 0.1.0
 MANIFEST = "MANIFEST.json"
-_VERDICT = "PROOF.json"  # of schema 1, written after the manifest
-_UNLISTED = (MANIFEST, _VERDICT, f".{_VERDICT}")
 
 
 class CorruptCheckpointError(Exception):
@@ -37,7 +35,7 @@ class Checkpoint:
     policy_version: int
     run_id: str
     model_digest: str  # digest of the model's shape and tokenizer, not of its weights
-    policy_digest: str = ""  # digest of all weights as servers hold them; empty: schema 1
+    policy_digest: str = ""  # digest of all weights as servers hold them
     policy_form: str = ""  # `PolicyEngine.digest_form` of the ranks that saved: digests of other forms differ
 
 
@@ -47,7 +45,7 @@ def verify(path: Path, report: Report = no_report) -> Checkpoint:
     Raises: CorruptCheckpointError naming the first file that is missing, surplus, or of another size or hash.
     """
     manifest = _read_manifest(path)
-    problem = first_difference(path, manifest["files"], unlisted=_UNLISTED, report=report)
+    problem = first_difference(path, manifest["files"], unlisted=(MANIFEST,), report=report)
     if problem is not None:
         raise CorruptCheckpointError(problem)
     return _checkpoint(path, manifest)
@@ -59,7 +57,7 @@ def look_at(path: Path) -> Checkpoint:
     Raises: CorruptCheckpointError naming the first file that is missing, surplus, or of another kind or size.
     """
     manifest = _read_manifest(path)
-    problem = first_wrong_entry(path, manifest["files"], unlisted=_UNLISTED)
+    problem = first_wrong_entry(path, manifest["files"], unlisted=(MANIFEST,))
     if problem is not None:
         raise CorruptCheckpointError(problem)
     return _checkpoint(path, manifest)
@@ -77,8 +75,8 @@ def _checkpoint(path: Path, manifest: Mapping[str, Any]) -> Checkpoint:
         run_id=manifest["run_id"],
         model_digest=manifest["model_digest"],
         path=path,
-        policy_digest=manifest.get("policy_digest", ""),
-        policy_form=manifest.get("policy_form", ""),
+        policy_digest=manifest["policy_digest"],
+        policy_form=manifest["policy_form"],
     )
 
 
@@ -99,26 +97,28 @@ def _digest(body: Mapping[str, object]) -> str:
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         content = (path / MANIFEST).read_bytes()
-        is_refused = (path / _VERDICT).exists() and b'"refused"' in (path / _VERDICT).read_bytes()
     except FileNotFoundError:
         raise CorruptCheckpointError(f"{path} has no {MANIFEST}") from None
     except OSError as error:
         raise CorruptCheckpointError(f"{path / MANIFEST} cannot be read: {error.strerror}") from None
-    if is_refused:
-        raise CorruptCheckpointError(f"{path} failed its verification when it was saved")
     return _parse_manifest(path, content)
 
 
 def _parse_manifest(path: Path, content: bytes) -> dict[str, Any]:
+    """Return an intact manifest. Raises: CorruptCheckpointError; OperatorError for one of version 0.1.0."""
     try:
         manifest = json.loads(content)
     except (ValueError, RecursionError):
         raise CorruptCheckpointError(f"{path / MANIFEST} is not JSON") from None
-    if not isinstance(manifest, dict) or manifest.get("schema") not in _READABLE:
-        raise CorruptCheckpointError(f"{path / MANIFEST} is not of schema {' or '.join(map(str, _READABLE))}")
+    if not isinstance(manifest, dict) or manifest.get("schema") not in (_OF_0_1_0, SCHEMA):
+        raise CorruptCheckpointError(f"{path / MANIFEST} is not of schema {SCHEMA}")
     digest = manifest.pop("sha256", None)
     if digest != _digest(manifest):
         raise CorruptCheckpointError(f"{path / MANIFEST} does not match its own hash")
     if content != _to_json(manifest):  # a flipped bit can turn one white space into another
         raise CorruptCheckpointError(f"{path / MANIFEST} was changed after it was written")
+    if manifest["schema"] == _OF_0_1_0:
+        raise OperatorError(
+            f"{path} is a checkpoint of Sluice 0.1.0. Resume it with 0.1.0, or choose another run.name."
+        )
     return manifest

@@ -79,7 +79,7 @@ def comparable_since(line: Mapping[str, float], metric: str) -> float:
 class SkippedRow(NamedTuple):
     """A row of data.train that the run skips."""
 
-    file: str  # name in the data set; "": the only file of a run of an older version
+    file: str  # name in the data set
     number: int  # line or row in its file, counted from 1
     reason: str
 
@@ -98,10 +98,7 @@ def read_skipped(folder: Path) -> list[SkippedRow]:
         rows = json.loads((folder / SKIPPED_ROWS).read_bytes())
     except FileNotFoundError:
         return []
-    return [
-        SkippedRow(str(row[0]), int(row[1]), str(row[2])) if len(row) > 2 else SkippedRow("", int(row[0]), str(row[1]))
-        for row in rows
-    ]
+    return [SkippedRow(str(file), int(number), str(reason)) for file, number, reason in rows]
 
 
 def read_only_uri(path: Path) -> str:

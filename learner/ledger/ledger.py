@@ -24,8 +24,6 @@ HELD_LINE = "held_line"
 NOT_APPLIED = "step not applied: "
 # In `meta`: the first step, and the first start, that the current reward endpoints score; absent: all.
 REWARDS_SINCE_STEP, REWARDS_SINCE_START = "rewards_since_step", "rewards_since_start"
-# Boundary in older ledgers: a server's crash that was not the sample's failure.
-_SURVIVED = "server, survived"
 
 
 @dataclass(frozen=True)
@@ -100,11 +98,10 @@ class Ledger:
         version = row.fetchone()[0]
         return None if version is None else min([int(version), *left_at])
 
-    def _all_starts(self) -> dict[int, list[int] | None]:
-        """Return every start -> [the start (or 0) whose checkpoint it resumed, its first version]; None in old runs."""
+    def _all_starts(self) -> dict[int, list[int]]:
+        """Return every start -> [the start (or 0) whose checkpoint it resumed, its first version]."""
         known = json.loads(self._incarnations.read_text("utf-8")) if self._incarnations.exists() else {}
-        # Version 0.1.0 wrote the newest number alone.
-        return {known: None} if isinstance(known, int) else {int(number): start for number, start in known.items()}
+        return {int(number): start for number, start in known.items()}
 
     def begin_terms(self, from_step: int, terms: Mapping[str, int | float | str]) -> None:
         """Record the settings by which the audit measures steps from this one on."""
@@ -330,8 +327,7 @@ class Ledger:
     def _failures_of(self, group: str) -> dict[int, list[tuple[str, str]]]:
         failures: dict[int, list[tuple[str, str]]] = {}
         for index, boundary, detail in self._db.execute(
-            'SELECT sample_index, boundary, detail FROM failures WHERE "group" = ? AND boundary != ? ORDER BY rowid',
-            (group, _SURVIVED),
+            'SELECT sample_index, boundary, detail FROM failures WHERE "group" = ? ORDER BY rowid', (group,)
         ):
             failures.setdefault(index, []).append((boundary, detail))
         return failures

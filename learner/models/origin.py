@@ -63,7 +63,7 @@ def write_origin(folder: Path, facts: Mapping[str, str]) -> None:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Return the facts in a file; {} when an earlier version wrote the checkpoint."""
+    """Return the facts in a file; {} without it."""
     if not path.is_file():
         return {}
     facts = json.loads(path.read_bytes())

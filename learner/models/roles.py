@@ -61,7 +61,7 @@ class Roles:
         return written
 
     def load_state(self, folder: Path, note: Callable[[str], None] = lambda text: None) -> None:
-        """Load the files of `save_state`; in old checkpoints the policy's state is in `folder` itself.
+        """Load the files of `save_state`.
 
         A critic without a state stays as it is, and its warm-up begins. note: takes a sentence about such parts.
         Raises: OperatorError when the state is of other models.
@@ -72,8 +72,7 @@ class Roles:
         if not dist.is_initialized() or dist.get_rank() == 0:
             for fact, value in earlier_facts(folder, has_reference=self.reference is not None).items():
                 self.origin.setdefault(fact, value)
-        of_policy = folder / "policy"
-        self.policy.load_state(of_policy if of_policy.is_dir() else folder)
+        self.policy.load_state(folder / "policy")
         if self.critic is not None and (folder / "critic").is_dir():
             self.critic.load_state(folder / "critic")
         if isinstance(self.reference, ReferenceModel) and (folder / "reference").is_dir():

@@ -38,7 +38,7 @@ def shaped_rewards(batch: Batch, settings: Settings, memory: MutableMapping[str,
     """Return the step's shaped rewards, the same on every rank. memory: keeps the running moments of rewards."""
     facts = batch.facts
     source = float(zlib.crc32(settings.rewards.reward_source(settings.rollout.environment).encode()))
-    # Rewards of another source, or of one that a checkpoint of 0.1.0 does not name, say nothing about these.
+    # Rewards of another source say nothing about these.
     is_same = memory.get(_SOURCE) == source
     count, mean, squares = (memory.get(name, 0.0) if is_same else 0.0 for name in _MOMENTS)
     shaped = shape_rewards(

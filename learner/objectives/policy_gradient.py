@@ -79,8 +79,7 @@ class PolicyGradient:
         """
         before = dict(self._roles.memory)
         plan, micro_batches = self.prepare(batch, trajectories, policy_version)
-        # Checkpoints of earlier versions do not count the critic's steps: it began with the run.
-        critic_steps = before.get(CRITIC_STEPS, batch.step - 1.0)
+        critic_steps = before.get(CRITIC_STEPS, 0.0)
         is_warming_up = self._roles.critic is not None and critic_steps < self._settings.critic.warmup_steps
         if self._roles.critic is not None:
             self._roles.memory[CRITIC_STEPS] = critic_steps + 1.0

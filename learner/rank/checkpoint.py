@@ -149,7 +149,7 @@ def _check_policy(policy: PolicyEngine, checkpoint: Checkpoint, note: Report) ->
     other = checkpoint.policy_form != policy.digest_form and dist.get_rank() == 0
     # Rank 0 decides, because it computes the digest: other ranks' devices may differ, and all take part or none.
     if first_problem("another form" if other else None) is not None:
-        note("The policy's digest is not compared: the checkpoint has none, or one of another type or device.")
+        note("The policy's digest is not compared: the checkpoint's is of another type or device.")
         return
     found = policy.pushed_digest()
     problem = None

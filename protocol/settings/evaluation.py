@@ -1,16 +1,14 @@
 """Settings of evaluations, of the filter on groups, and of the run's health."""
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, PositiveFloat, field_validator, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from protocol.settings.paths import DataPath
 from protocol.settings.section import Count, CountAboveZero, Fraction, Section
 
 # Name of the set in data.eval.
 MAIN_SET = "held_out"
-# Names of that set's metrics in 0.1.0.
-_OLD_NAMES = {"eval_reward": f"eval/{MAIN_SET}/reward", "eval_reward_greedy": f"eval/{MAIN_SET}/greedy"}
 
 
 class EvalSet(Section):
@@ -41,11 +39,6 @@ class EvalSettings(Section):
         None, pattern=r"^eval/", description="Metric of the best checkpoint, which is kept: eval/SET/FIGURE."
     )
     best_is: Literal["highest", "lowest"] = Field("highest", description="Best value of eval.best.")
-
-    @field_validator("best", mode="before")
-    @classmethod
-    def _rename(cls, best: Any) -> Any:
-        return _OLD_NAMES.get(best, best) if isinstance(best, str) else best
 
     @model_validator(mode="after")
     def _check_sets(self) -> Self:

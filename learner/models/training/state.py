@@ -38,7 +38,7 @@ class Progress(NamedTuple):
     """The place of a state in its run."""
 
     num_updates: int  # applied optimizer updates
-    schedule_steps: float | None  # steps of the run that the learning rate's schedule counts; None: not known
+    schedule_steps: float  # steps of the run that the learning rate's schedule counts
 
 
 def save_state(
@@ -105,8 +105,7 @@ def load_state(folder: Path, shards: ZeroShards, weights: Weights) -> Progress:
             raise _unfit(folder, f"{file} cannot be read: {error}") from None
     num_updates = int(description["num_updates"])
     shards.set_num_updates(num_updates)
-    steps = description.get("schedule_steps")  # earlier versions have none
-    return Progress(num_updates, None if steps is None else float(steps))
+    return Progress(num_updates, float(description["schedule_steps"]))
 
 
 def _load(folder: Path, file: Any, shards: ZeroShards, name: str, parameter: Tensor) -> None:

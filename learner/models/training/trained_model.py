@@ -191,7 +191,7 @@ class TrainedModel:
         Raises: OperatorError when the state is of another model.
         """
         num_updates, steps = load_state(folder, self._shards, self.weights())
-        done = num_updates if steps is None else round(steps * self._settings.updates_per_step)
+        done = round(steps * self._settings.updates_per_step)
         self._num_earlier = num_updates - done
         self._scheduler.load_state_dict({"last_epoch": done, "_step_count": done + 1, "lr_lambdas": [None]})
         for group, peak in zip(self._scheduler.optimizer.param_groups, self._scheduler.base_lrs, strict=True):

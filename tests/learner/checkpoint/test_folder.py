@@ -69,7 +69,7 @@ def test_newest_is_the_highest_step_up_to_a_limit(
         (lambda c: (c / MANIFEST).write_text("[" * 100_000), "is not JSON"),
         (lambda c: (c / MANIFEST).write_text((c / MANIFEST).read_text() + " "), "was changed after it was written"),
         (lambda c: replace_by_a_pipe(c / "ledger.sqlite"), "is a device, socket or pipe"),
-        (lambda c: (c / MANIFEST).write_text('{"schema": 3}'), "is not of schema 1 or 2"),
+        (lambda c: (c / MANIFEST).write_text('{"schema": 3}'), "is not of schema 2"),
         (
             lambda c: (c / MANIFEST).write_text((c / MANIFEST).read_text().replace('"step": 8', '"step": 9')),
             "does not match its own hash",
@@ -103,22 +103,13 @@ def test_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path, damage: obj
     assert found.step == 7
 
 
-def to_schema_1(folder: Path, verdict: str) -> None:
-    """Write the manifest as the version before digests were kept in it, with a verdict in a file of its own."""
-    facts = json.loads((folder / MANIFEST).read_text())
-    for name in ("sha256", "policy_digest", "policy_form"):
-        del facts[name]
-    (folder / MANIFEST).write_bytes(manifest._to_json({**facts, "schema": 1}))
-    (folder / "PROOF.json").write_text(json.dumps({"verdict": verdict}))
-
-
-def test_a_checkpoint_of_schema_1_is_read_unless_it_failed_its_verification(tmp_path: Path) -> None:
-    path = save(tmp_path, 8).path
-    to_schema_1(path, "proven")
-    assert verify(path) == Checkpoint(path, 8, 7, "run-1", "model-1")
-    to_schema_1(save(tmp_path, 8).path, "refused")
-    with pytest.raises(CorruptCheckpointError, match="step_000008 failed its verification when it was saved"):
-        verify(path)
+def test_checkpoint_of_version_0_1_0_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+    path = save(tmp_path, 7).path
+    facts = json.loads((path / MANIFEST).read_bytes())
+    del facts["sha256"]
+    (path / MANIFEST).write_bytes(manifest._to_json({**facts, "schema": 1}))
+    with pytest.raises(OperatorError, match=r"step_000007 is a checkpoint of Sluice 0\.1\.0\. Resume it with 0\.1\.0"):
+        newest_valid(tmp_path)
 
 
 def test_folder_that_cannot_be_listed_is_an_error_and_never_an_empty_one(tmp_path: Path) -> None:

@@ -146,13 +146,6 @@ def test_start_that_a_restored_ledger_does_not_know_shares_what_its_parent_had_t
     assert rows(path, "SELECT number, policy_version FROM incarnations") == [(1, 0), (4, 30)]
 
 
-def test_start_of_a_run_whose_file_has_one_number_shares_nothing_if_the_ledger_does_not_know_it(path: Path) -> None:
-    path.with_name("incarnation").write_text("7")
-    with closing(Ledger(path)) as ledger:
-        assert ledger.begin_incarnation(5) == 8
-        assert ledger.last_shared_version(7) is None
-
-
 def test_recall_returns_failures_by_sample_in_order(path: Path) -> None:
     ledger = Ledger(path)
     lease_all(ledger, "out", "trained")

@@ -1,4 +1,4 @@
-"""Where the state of each role lies in a checkpoint, and that older checkpoints are read."""
+"""Where the state of each role lies in a checkpoint."""
 
 from pathlib import Path
 from typing import cast
@@ -36,13 +36,6 @@ def roles(weights: str) -> tuple[Roles, FilePolicy]:
 def test_policys_state_has_a_folder_of_its_own_and_is_read_from_there(tmp_path: Path) -> None:
     roles("trained")[0].save_state(tmp_path / "state")
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.json")] == ["state/policy/state.json"]
-    again, policy = roles("fresh")
-    again.load_state(tmp_path / "state")
-    assert policy.weights == "trained"
-
-
-def test_state_of_a_checkpoint_from_before_roles_is_read(tmp_path: Path) -> None:
-    FilePolicy("trained").save_state(tmp_path / "state")
     again, policy = roles("fresh")
     again.load_state(tmp_path / "state")
     assert policy.weights == "trained"

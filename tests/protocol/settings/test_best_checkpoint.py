@@ -33,7 +33,3 @@ def test_best_checkpoint_is_chosen_by_what_is_measured(best: str, is_measured: b
         return
     with pytest.raises(ValidationError, match=f"eval.best = {best} is not a metric of this run"):
         EvalSettings(**EVALUATED, best=best)
-
-
-def test_name_of_version_0_1_0_is_read_as_the_present_one() -> None:
-    assert EvalSettings(**EVALUATED, best="eval_reward_greedy").best == "eval/held_out/greedy"

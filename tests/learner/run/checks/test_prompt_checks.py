@@ -219,14 +219,6 @@ def test_limit_counts_usable_rows_and_reads_no_further(tmp_path: Path, model: Pa
     assert [row.number for row in found.skipped] == [2]
 
 
-def test_rows_that_an_older_version_left_out_are_left_out_still(tmp_path: Path, model: Path) -> None:
-    rows(tmp_path / "train.jsonl", 5, 232, 300, 1)
-    folder = tmp_path / "runs" / "a"
-    folder.mkdir(parents=True)
-    (folder / "skipped_rows.json").write_text('[[3, "has 300 tokens"]]')
-    assert read(tmp_path, model, resumed(tmp_path)).index.numbers.tolist() == [1, 2, 4]
-
-
 @pytest.mark.parametrize("held_out", [False, True])
 def test_kto_without_another_row_is_refused(tmp_path: Path, model: Path, held_out: bool) -> None:
     path = tmp_path / "rows.jsonl"
