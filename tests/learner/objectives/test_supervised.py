@@ -1,5 +1,6 @@
 """Fine-tuning: which rows a step takes, what it weighs them with, and when it gives up."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from learner.data.sft_rows import SftRow
+from learner.data.sft_rows import RowEncoder, SftRow
 from learner.models.gradient import StepResult
 from learner.models.micro_batch import MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles
+from learner.objectives.held_out import HeldOut
 from learner.objectives.supervised import Supervised, run_sft, weighted_nll
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
+from tests.fakes.tiny_models import make_tiny_model
 from tests.learner.objectives.slow_policy_gradient import batch_of, table, trajectories
 from tests.learner.objectives.table_model import TableModel
 
@@ -111,3 +114,28 @@ def test_step_of_a_run_has_the_loss_and_gradient_of_a_slow_loop_however_it_is_pa
     assert outcome.metrics["policy/loss"] == pytest.approx(slow.item(), abs=1e-9)
     assert outcome.metrics["data/num_trained_tokens"] == len(losses)
     torch.testing.assert_close(found.grad, expected.grad, rtol=0.0, atol=1e-9)
+
+
+def test_held_out_rows_are_scored_as_by_a_slow_loop_when_they_are_due(tmp_path: Path) -> None:
+    model, path = make_tiny_model(tmp_path / "model", tied=True), tmp_path / "rows.jsonl"
+    rows = [{"prompt": "ab", "completion": "cde"}, {"prompt": "a", "completion": "b"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = {"data": {"train": str(path), "eval": str(path)}, "eval": {"every_steps": 2}, "run": {"max_steps": 5}}
+    logits = torch.randn(300, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    held_out = HeldOut(
+        Roles(cast(PolicyEngine, TableModel(logits))),
+        Settings.model_validate({"objective": "sft", **given}),
+        model,
+        lambda micro_batches: weighted_nll,
+        lambda sums: {"loss": sums["loss"] / sums["num_tokens"]},
+        lambda sums: sums,
+    )
+    encoded = [row for columns in rows for row in RowEncoder(model).encode(columns)]
+    slow = [
+        -float(logits[before].log_softmax(-1)[token])
+        for row in encoded
+        for before, token, weight in zip(row.tokens[:-1], row.tokens[1:], row.weights[1:], strict=True)
+        if weight > 0.0
+    ]
+    assert held_out.before(1) == {"eval/held_out/loss": pytest.approx(sum(slow) / len(slow), abs=1e-9)}
+    assert [step for step in range(1, 6) if held_out.after(step)] == [2, 4, 5]

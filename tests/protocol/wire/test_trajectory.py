@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import FrameError
 from protocol.wire.conversation import ConversationPart, FinishedTurn, check_part, split_buffers
-from protocol.wire.trajectory import Trajectory, TrajectoryFacts, TurnReward, VersionSpan
+from protocol.wire.trajectory import Trajectory, TrajectoryFacts, TurnReward, VersionSpan, check_vocabulary
 from tests.protocol.wire.examples import example_facts, example_part, example_trajectory, part_buffers
 
 
@@ -230,3 +230,11 @@ def test_frames_of_another_length_are_refused() -> None:
 def test_model_tokens_are_those_of_every_version_span() -> None:
     spans = [VersionSpan(2, 5, 3), VersionSpan(5, 6, 4), VersionSpan(9, 12, 4)]
     assert example_facts(version_spans=spans).num_model_tokens == 7
+
+
+def test_token_outside_the_vocabulary_is_refused() -> None:
+    tokens = example_trajectory().tokens  # 15 is the highest
+    check_vocabulary(tokens, None)
+    check_vocabulary(tokens, 16)
+    with pytest.raises(FrameError, match="holds the token 15, the policy's vocabulary has 15"):
+        check_vocabulary(tokens, 15)

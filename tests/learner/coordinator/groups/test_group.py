@@ -1,9 +1,13 @@
 """A group's samples: leased, back, failed, made again."""
 
+import numpy as np
 import pytest
 
+from learner.coordinator.groups.born_ready import trajectory_of
 from learner.coordinator.groups.group import TRANSITIONS, Group, GroupState, LeaseStamp
 from learner.data.prompts import Prompt
+from learner.data.sft_rows import SftRow
+from protocol.wire.trajectory import VersionSpan
 from tests.protocol.wire.examples import make_trajectory
 
 PROMPT = Prompt("aa", "Which?", "A", {"hops": 1})
@@ -145,3 +149,11 @@ def test_state_changes_along_the_table_alone() -> None:
 def test_no_group_is_trained_that_was_not_assigned_and_ends_stay() -> None:
     assert [before for before in GroupState if GroupState.TRAINED in TRANSITIONS[before]] == [GroupState.ASSIGNED]
     assert TRANSITIONS[GroupState.TRAINED] == TRANSITIONS[GroupState.SKIPPED] == ()
+
+
+def test_learnt_tokens_of_a_row_are_the_samples_policy_tokens() -> None:
+    row = SftRow(np.array([5, 6, 7, 8, 9], np.int32), np.array([0.0, 0.5, 1.0, 0.0, 1.0], np.float32), reward=-1.0)
+    found = trajectory_of(new_group(), 1, row, version=4, incarnation=2)
+    assert found.loss_mask.tolist() == [0, 1, 1, 0, 1]
+    assert found.facts.version_spans == [VersionSpan(1, 3, 4), VersionSpan(4, 5, 4)]
+    assert (found.facts.num_tokens, found.facts.num_prompt_tokens, found.facts.reward) == (5, 1, -1.0)
