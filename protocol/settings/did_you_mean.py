@@ -91,6 +91,9 @@ for _names, _change in {
     "micro_batch_size micro_train_batch_size ppo_micro_batch_size_per_gpu gradient_accumulation_steps": (
         "Set learner.micro_batch_tokens, a number of tokens, not of samples."
     ),
+    # settings of version 0.1.0
+    "float32_head prove_checkpoints proof_timeout_s sequence_parallel push quantize shadow_wait_s": "Remove it.",
+    "shadow": "Remove it, and give the endpoint weight 0.",
     "eval_strategy do_eval": "Set eval.every_steps; 0: no evaluation.",
     "val_before_train eval_on_start": "Set eval.before to true or false.",
     "report_to logger": "Set report.wandb_project for Weights & Biases, report.tensorboard for TensorBoard.",
@@ -101,30 +104,6 @@ for _names, _change in {
 # Value in another trainer: its name here.
 _VALUES_ELSEWHERE = {"fp32": "float32", "bf16": "bfloat16", "avg": "mean"}
 BY_OTHER_NAME = {name: setting for setting, names in _ELSEWHERE.items() for name in names.split()}
-
-# Settings of version 0.1 that this version does not have.
-_REMOVED = {
-    "learner.float32_head",
-    "learner.proof_timeout_s",
-    "learner.prove_checkpoints",
-    "learner.sequence_parallel",
-    "policy.lora.push",
-    "policy.lora.quantize",
-    "rewards.shadow_wait_s",
-}
-
-
-def is_removed(name: str) -> bool:
-    """Return whether a dotted name is a setting of version 0.1 that this version does not have."""
-    return name in _REMOVED or re.fullmatch(r"rewards\.endpoints\.\d+\.shadow", name) is not None
-
-
-def removed_settings(names: Sequence[str]) -> str:
-    """Return the sentence about settings that this version does not have any more."""
-    which, them = ("does", "it") if len(names) == 1 else ("do", "them")
-    shadow = " A shadow endpoint is now one with weight 0." if any(name.endswith(".shadow") for name in names) else ""
-    text = f"settings: {', '.join(names)} {which} not exist any more; Sluice 0.1.0 reads {them}. Remove {them}."
-    return text + shadow
 
 
 def unknown_setting(name: str, known: Sequence[str]) -> str:

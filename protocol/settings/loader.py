@@ -18,14 +18,7 @@ from pydantic_settings.exceptions import SettingsError as UnparsableOption
 from protocol.disk.files import replace_file
 from protocol.errors import SettingsError
 from protocol.node.home import sluice_home
-from protocol.settings.did_you_mean import (
-    HELP_ALL,
-    is_removed,
-    likeliest_value,
-    removed_settings,
-    unknown_setting,
-    written_as_option,
-)
+from protocol.settings.did_you_mean import HELP_ALL, likeliest_value, unknown_setting, written_as_option
 from protocol.settings.learner import DEFAULT_RECIPE
 from protocol.settings.section import Section
 from protocol.settings.settings import IS_SAVED, Settings
@@ -143,8 +136,6 @@ def _parse_options(options: Sequence[str]) -> dict[str, Any]:
         if not is_value and (sentence := written_as_option(option, sorted(known))):
             raise SettingsError(sentence)
         if option.startswith("--") and (name := option[2:].partition("=")[0]) not in known:
-            if is_removed(name):
-                raise SettingsError(removed_settings([name]))
             # A key inside a map setting (--rollout.engine_args.seed) is not an option: maps are given as JSON.
             raise SettingsError(unknown_setting(name, sorted(known)))
     parser = _Parser(add_help=False, allow_abbrev=False)
@@ -225,20 +216,17 @@ def _flatten(prefix: str, value: Any, model: type[Section] | None = Settings) ->
 
 def _explain(error: ValidationError) -> str:
     lines = []
-    removed = []
     for problem in error.errors():
         # A part in brackets is pydantic's name of one type among several.
         name = ".".join(str(part) for part in problem["loc"] if "[" not in str(part))
-        if problem["type"] == "extra_forbidden" and is_removed(name):
-            removed.append(name)
-        elif problem["type"] == "extra_forbidden":
+        if problem["type"] == "extra_forbidden":
             known = [known_name for known_name, _ in _flatten("", Settings().model_dump(mode="json"))]
             lines.append(unknown_setting(name, known))
         elif problem["type"] == "value_error" and name in ("", *Settings.model_fields):  # the text names settings
             lines.append(f"settings: {str(problem['ctx']['error']).rstrip('.')}.")
         else:
             lines.append(_explain_value(name, problem))
-    return "\n".join(([removed_settings(removed)] if removed else []) + lines)
+    return "\n".join(lines)
 
 
 def _explain_value(name: str, problem: Any) -> str:

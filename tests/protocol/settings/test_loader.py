@@ -225,8 +225,8 @@ def test_saved_settings_of_an_earlier_version_are_read_without_what_was_removed(
     assert [endpoint.name for endpoint in settings.rewards.endpoints] == ["em"]
     assert (settings.learner.lr, settings.rollout.engine_args) == (0.5, {"seed": 1})
     assert refusal([], path) == (
-        "settings: rewards.endpoints.0.shadow, learner.sequence_parallel do not exist any more; Sluice 0.1.0 reads "
-        "them. Remove them. A shadow endpoint is now one with weight 0.\n"
+        "settings: rewards.endpoints.0.shadow does not exist. Remove it, and give the endpoint weight 0.\n"
+        "settings: learner.sequence_parallel does not exist. Remove it.\n"
         "settings: other does not exist. sluice run --help all lists every setting."
     )
 
