@@ -116,8 +116,6 @@ def _updates_by_step(run: AuditedRun) -> dict[int, int | None]:
 
 def _lost_start(run: AuditedRun, db: sqlite3.Connection, checkpoint: Checkpoint) -> int | None:
     """Return the start that made a checkpoint of a lost lineage; None for a checkpoint of the surviving one."""
-    if not db.execute("SELECT COUNT(*) FROM main.sqlite_master WHERE name = 'incarnations'").fetchone()[0]:
-        return None
     start = db.execute("SELECT MAX(number) FROM main.incarnations").fetchone()[0]
     if start is None:
         return None

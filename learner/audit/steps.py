@@ -69,11 +69,10 @@ class StepTerms:
 
 
 class Terms:
-    """A ledger of the first schema has no terms: the settings of the run's last start count for all steps."""
+    """The terms of each step. A run that has not begun has none: its settings count."""
 
     def __init__(self, run: AuditedRun) -> None:
         names = set(StepTerms.__dataclass_fields__)
-        # A ledger without this term is of a version that recorded no endpoints.
         current: dict[str, Any] = terms_of(run.settings) | {"endpoints": ""}
         changes: dict[int, dict[str, Any]] = {}
         for from_step, name, value in run.rows("SELECT from_step, name, value FROM terms ORDER BY from_step"):

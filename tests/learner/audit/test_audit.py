@@ -149,17 +149,6 @@ def test_audit_holds_at_every_moment_of_a_run(tmp_path: Path) -> None:
     assert reports[-1].step == 180
 
 
-def test_audit_holds_for_a_ledger_of_the_first_schema(run: Path) -> None:
-    for path in (run / "ledger.sqlite", *run.glob("checkpoints/step_*/ledger.sqlite")):
-        with closing(sqlite3.connect(path)) as db:
-            for table in ("incarnations", "terms", "failures", "waste"):
-                db.execute(f"DROP TABLE {table}")
-            db.execute("DELETE FROM meta WHERE key = 'schema'")
-            db.commit()
-    shutil.rmtree(run / "checkpoints")
-    assert main([str(run)]) == 0
-
-
 def test_audit_holds_for_a_run_that_has_not_begun(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(run / "checkpoints")
     for name in ("ledger.sqlite", "metrics.jsonl"):
