@@ -17,7 +17,7 @@ from learner.models.micro_batch import MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles
 from learner.objectives.held_out import HeldOut
-from learner.objectives.supervised import Supervised, run_sft, weighted_nll
+from learner.objectives.supervised import Supervised, outcome_of, run_sft, weighted_nll
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
 from tests.fakes.tiny_models import make_tiny_model
@@ -91,6 +91,12 @@ def test_three_refused_steps_in_a_row_end_it_and_two_do_not() -> None:
     engine = RecordingEngine([False, False, True, False, False])
     fine_tune(engine, [row(1, 1.0)], max_steps=6)
     assert len(engine.steps) == 6
+
+
+@pytest.mark.parametrize(("applied", "is_applied"), [((True, False), True), ((False, False), False)])
+def test_step_is_applied_when_one_of_its_updates_is(applied: tuple[bool, ...], is_applied: bool) -> None:
+    outcome = outcome_of([StepResult(each, 1.0, 1.0, {}) for each in applied], 3, {})
+    assert (outcome.applied, outcome.metrics["policy/num_updates"]) == (is_applied, sum(applied))
 
 
 def _with_weights(batch: MicroBatch, weights: list[float]) -> MicroBatch:

@@ -199,6 +199,7 @@ def test_part_behind_others_counts_from_the_conversations_beginning() -> None:
         ({"version_spans": []}, "$.parts.version_spans: do not cover exactly the tokens the model wrote"),
         ({"version_spans": [VersionSpan(2, 9, 3)]}, "$.parts.version_spans[0]: is [2, 9) after 0, of 5 tokens"),
         ({"turns": [FinishedTurn(1, 4, "stop", None)]}, "$.parts.turns[0]: is [1, 4) after 2, of 5 tokens"),
+        ({"turns": [FinishedTurn(4, 3, "stop", None)]}, "$.parts.turns[0]: is [4, 3) after 2, of 5 tokens"),
         ({"turns": [FinishedTurn(2, 6, "stop", None)]}, "$.parts.turns[0]: is [2, 6) after 2, of 5 tokens"),
     ],
 )

@@ -31,10 +31,11 @@ def four_trajectories() -> StepBatch:
 def test_a_steps_line_appends_one_line_with_its_times(tmp_path: Path) -> None:
     record = RunRecord(tmp_path, samples_per_step=1)
     record.write_line(record.stamp(1, 1, {"policy/loss": -0.5}))
-    record.write_line(record.stamp(2, 2, {"policy/loss": -0.25}))
+    record.write_line(record.stamp(2, 2, {"policy/loss": -0.123456789}))
     first, second = lines(tmp_path / "metrics.jsonl")
     assert (first["step"], first["policy_version"], first["policy/loss"]) == (1, 1, -0.5)
-    assert (second["step"], second["policy/loss"]) == (2, -0.25)
+    assert (second["step"], second["policy/loss"]) == (2, -0.1234568)
+    assert second["at_s"] == round(second["at_s"], 3) == pytest.approx(time.time(), abs=60)
     assert 0 <= first["time_s"] <= second["time_s"] < 60
     assert set(first) == {"step", "policy_version", "time_s", "at_s", "policy/loss"}
 
