@@ -5,6 +5,7 @@ with the tokenizer's own prefix (BOS, for Llama, Gemma and Mistral) once; messag
 """
 
 import json
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -66,7 +67,7 @@ class SftRow:
 
     tokens: NDArray[np.int32]  # [T]
     weights: NDArray[np.float32]  # [T] loss weights; the first is 0
-    reward: float = 0.0  # 1: chosen or desirable answer, -1: rejected or undesirable one
+    reward: float = 0.0  # 1 (plus a pair's margin): chosen or desirable answer, -1: rejected or undesirable one
 
 
 def load_rows(path: Path, model_dir: Path, *, trust_remote_code: bool = False) -> list[SftRow]:
@@ -115,8 +116,8 @@ class RowEncoder:
     def form_of(self, columns: dict[str, Any]) -> str:
         """Return a row's form, in words. Raises: BadRowError."""
         match self._form:
-            case "preferences":
-                return recognise_pair(columns)[0]
+            case "preferences" | "reward_pairs":
+                return recognise_pair(columns)[0] + (" + margin" if self._margin_of(columns) else "")
             case "unpaired":
                 return recognise_unpaired(columns)[0]
         return recognise(columns)[0]
@@ -139,7 +140,29 @@ class RowEncoder:
         chosen, rejected = (self._encode(content) for content in recognise_pair(columns)[1])
         if np.array_equal(chosen.tokens, rejected.tokens):
             raise BadRowError("has chosen and rejected answers of equal tokens: they say nothing about each other")
-        return [replace(chosen, reward=1.0), replace(rejected, reward=-1.0)]
+        if self._form == "reward_pairs":
+            chosen, rejected = self._with_end(chosen), self._with_end(rejected)
+        return [replace(chosen, reward=1.0 + self._margin_of(columns)), replace(rejected, reward=-1.0)]
+
+    def _margin_of(self, columns: dict[str, Any]) -> float:
+        """Return by how much a reward model is to prefer the chosen answer."""
+        margin = columns.get("margin") if self._form == "reward_pairs" else None
+        if margin is None:
+            return 0.0
+        if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
+            raise BadRowError(f"margin is {margin!r}, expected a number")
+        return float(margin)
+
+    def _with_end(self, row: SftRow) -> SftRow:
+        """Return the row with the end token last: a served reward model reads the reward there."""
+        end = self._tokenizer.eos_token_id
+        if end is None:
+            return row
+        ends = np.flatnonzero((row.tokens == end) & (row.weights > 0.0))
+        if len(ends) and not self._tokenizer.decode(row.tokens[ends[-1] + 1 :]).strip():
+            return replace(row, tokens=row.tokens[: ends[-1] + 1], weights=row.weights[: ends[-1] + 1])
+        tokens, weights = np.append(row.tokens, np.int32(end)), np.append(row.weights, np.float32(1.0))
+        return _checked(replace(row, tokens=tokens, weights=weights), *self._limits)
 
     def _encode(self, content: Content) -> SftRow:
         if isinstance(content, Tokens):

@@ -39,7 +39,7 @@ class ValueModel(torch.nn.Module):
         # A fresh head returns 0 for every token, and nothing random.
         torch.nn.init.zeros_(self.score.weight)
         self.bias: Tensor
-        self.register_buffer("bias", torch.zeros(1))  # of a reward model's head; not trained
+        self.register_buffer("bias", torch.zeros(1), persistent=False)  # of a reward model's head; not trained
 
     def forward(self, micro_batch: MicroBatch) -> Tensor:
         """Return the value of the state before each model token, [K] float32."""

@@ -76,7 +76,7 @@ class PairLoss:
         compared = own if reference is None else own - sums_of_answers(reference, micro_batch)
         if self._settings.average or not self._settings.has_reference:
             compared = compared / counts.clamp(min=1)
-        chosen, rejected = _places(micro_batch.numbers, logprobs.device)
+        chosen, rejected = pair_places(micro_batch.numbers, logprobs.device)
         beta = self._settings.beta
         losses = self._of_pairs(compared[chosen], compared[rejected])
         mean_nll = -(own / counts.clamp(min=1))[chosen]
@@ -117,7 +117,7 @@ def sums_of_answers(of_tokens: Tensor, micro_batch: MicroBatch) -> Tensor:
     return torch.stack([part.sum() for part in torch.split(of_tokens.double(), list(micro_batch.counts))])
 
 
-def _places(numbers: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+def pair_places(numbers: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the places in the micro-batch of the chosen and of the rejected answers, [P] each, by pair.
 
     numbers: of the trajectories in their step, where pair i has 2 i and 2 i + 1; -1: none.

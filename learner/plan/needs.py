@@ -20,6 +20,7 @@ NEEDS = {
     "sft": Needs(prompts=True, rollouts=False),  # objectives/supervised.py, on the rows of data.train
     "dpo": Needs(prompts=True, rollouts=False),  # objectives/preference.py, on the rows of data.train
     "kto": Needs(prompts=True, rollouts=False),  # objectives/kto.py, on the rows of data.train
+    "reward_model": Needs(prompts=True, rollouts=False),  # objectives/reward_model.py, on the rows of data.train
     "policy_gradient": Needs(prompts=True, rollouts=True),  # objectives/policy_gradient.py
     "evaluation": Needs(prompts=False, rollouts=True),  # samples and scores held-out prompts, trains nothing
 }

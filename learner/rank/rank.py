@@ -16,6 +16,7 @@ from learner.models.world import own_device, reduce_max, reduce_tensor
 from learner.objectives.kto import Kto
 from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
 from learner.objectives.preference import Preference
+from learner.objectives.reward_model import RewardModelling
 from learner.objectives.supervised import Supervised
 from learner.plan.needs import is_trained
 from learner.rank.checkpoint import CheckpointWriter
@@ -33,7 +34,7 @@ from protocol.wire.channel import DealerChannel
 from protocol.wire.messages import Batch
 from protocol.wire.trajectory import Trajectory
 
-Objective = PolicyGradient | Supervised | Preference | Kto
+Objective = PolicyGradient | Supervised | Preference | Kto | RewardModelling
 
 
 @dataclass(frozen=True)
@@ -191,4 +192,6 @@ def _objective_of(settings: Settings, roles: Roles, model: Path) -> Objective:
             return Preference(roles, settings, model, reduce_tensor)
         case "kto":
             return Kto(roles, settings, model, reduce_tensor)
+        case "reward_model":
+            return RewardModelling(roles, settings, model, reduce_tensor)
     return PolicyGradient(roles, settings, reduce_tensor)

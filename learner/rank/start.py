@@ -17,6 +17,7 @@ from learner.disk.model_folder import find_named_model, weights_digest
 from learner.models.critic import CriticEngine
 from learner.models.policy import PolicyEngine
 from learner.models.reference import BaseReference, ReferenceModel
+from learner.models.reward_model import load_reward_model
 from learner.models.roles import Roles, load_policy
 from learner.models.settings import critic_settings, policy_settings, reference_settings
 from learner.models.start_check import check_model
@@ -127,7 +128,8 @@ def load_roles(settings: Settings, folders: Mapping[str, Path], checkpoint: Chec
     if not is_trained(settings) and checkpoint is None:
         roles = Roles(load_policy(replace(of_policy, is_trained=False), name=settings.policy.model))
     else:
-        policy = load_policy(of_policy, name=settings.policy.model)
+        load = load_reward_model if settings.objective == "reward_model" else load_policy
+        policy = load(of_policy, name=settings.policy.model)
         critic = _critic(settings, folders.get("critic.model", model), policy.vocab_size, report)
         of_reference = folders.get("reference.model", model)
         reference = _reference(settings, of_reference, policy, checkpoint, report)

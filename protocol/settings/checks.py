@@ -28,6 +28,7 @@ OF_ROWS: dict[str, dict[str, dict[str, Any]]] = {
     "sft": {"data": {"form": "demonstrations"}, "rollout": {"group_size": 1}},
     "dpo": {"data": {"form": "preferences"}, "rollout": {"group_size": 2}},
     "kto": {"data": {"form": "unpaired"}, "rollout": {"group_size": 2}},
+    "reward_model": {"data": {"form": "reward_pairs"}, "rollout": {"group_size": 2}},
 }
 
 

@@ -125,8 +125,8 @@ class DataSettings(Section):
         "label_key, template, max_prompts.",
     )
     eval: MaybeDataSets = Field(None, description="Held-out prompts, in the forms of data.train; null: no evaluation.")
-    form: Literal["prompts", "demonstrations", "preferences", "unpaired"] = Field(
-        "prompts", description="Rows of data.train; objective = sft, dpo and kto set theirs (docs/do/fine_tune.md)."
+    form: Literal["prompts", "demonstrations", "preferences", "unpaired", "reward_pairs"] = Field(
+        "prompts", description="Rows of data.train; objectives on rows set theirs (docs/do/fine_tune.md)."
     )
     prompt_key: str = Field("prompt", description="Column of the prompt (string or chat messages).")
     label_key: str = Field("label", description="Column of the label, which reward services receive.")

@@ -75,6 +75,16 @@ _USES = (
         "objective is not dpo or kto. Set it, or remove this setting.",
     ),
     _Use(
+        lambda settings: settings.objective == "reward_model",
+        ("preference.center_coefficient",),
+        "objective is not reward_model. Set it, or remove this setting.",
+    ),
+    _Use(
+        lambda settings: settings.objective != "reward_model",
+        ("policy.lora.rank", "learner.router_aux_loss"),
+        "objective = reward_model trains all weights, by the loss of pairs alone. Remove it.",
+    ),
+    _Use(
         lambda settings: settings.objective == "kto",
         ("preference.desirable_weight", "preference.undesirable_weight"),
         "objective is not kto. Set it, or remove this setting.",

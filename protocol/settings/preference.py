@@ -1,4 +1,4 @@
-"""Settings of learning from compared answers: objective = dpo and kto."""
+"""Settings of learning from compared answers: objective = dpo, kto and reward_model."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from protocol.settings.section import Section
 
 
 class PreferenceSettings(Section):
-    """The loss of compared answers: learner/objectives/preference.py and kto.py have the formulas."""
+    """The loss of compared answers: learner/objectives/preference.py, kto.py, reward_model.py have formulas."""
 
     loss: Literal["sigmoid", "robust", "ipo", "hinge", "simpo", "orpo"] = Field(
         "sigmoid", description="sigmoid: DPO, with preference.label_smoothing cDPO. simpo and orpo have no reference."
@@ -27,6 +27,9 @@ class PreferenceSettings(Section):
 
     desirable_weight: PositiveFloat = Field(1.0, description="kto: weight of answers whose label is true.")
     undesirable_weight: PositiveFloat = Field(1.0, description="kto: weight of answers whose label is false.")
+    center_coefficient: NonNegativeFloat = Field(
+        0.0, description="reward_model: weight of the square of a pair's summed rewards, which centers them; 0.01."
+    )
 
     @property
     def has_reference(self) -> bool:

@@ -28,10 +28,11 @@ IS_SAVED = "is_saved"
 class Settings(Section):
     """All settings of a run."""
 
-    objective: Literal["policy_gradient", "sft", "dpo", "kto"] = Field(
+    objective: Literal["policy_gradient", "sft", "dpo", "kto", "reward_model"] = Field(
         "policy_gradient",
         description="policy_gradient: RL. Without servers, on rows of data.train: sft, supervised fine-tuning or "
-        "pretraining; dpo, DPO and its relatives on pairs of answers; kto, on single answers with a label.",
+        "pretraining; dpo, DPO and its relatives on pairs of answers; kto, on single answers with a label; "
+        "reward_model, a reward model from pairs.",
     )
     run: RunSettings = RunSettings()  # name, seed, length and folder
     policy: PolicySection = PolicySection()  # model, warm start and adapters
@@ -48,7 +49,7 @@ class Settings(Section):
     kl: KlSettings = KlSettings()  # KL to a reference model
     critic: CriticSettings = CriticSettings()  # value model for advantages
     reference: ReferenceSettings = ReferenceSettings()  # model of the KL, of DPO and of KTO
-    preference: PreferenceSettings = PreferenceSettings()  # loss of compared answers, for objective = dpo and kto
+    preference: PreferenceSettings = PreferenceSettings()  # loss of compared answers: dpo, kto, reward_model
     weights: WeightsSettings = WeightsSettings()  # transport and checks of weight pushes
     placement: PlacementSettings = PlacementSettings()  # nodes and GPUs of ranks and servers
     eval: EvalSettings = EvalSettings()  # held-out scores while training

@@ -4,11 +4,17 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from learner import audit
+from learner.models.critic import load_value_model
+from learner.models.settings import critic_settings
+from protocol.settings.settings import Settings
+from rewards.reward_model import ModelOptions, RewardModel
 from tests.flow.flow_cluster import FlowCluster
 from tests.flow.user_run import Bring, Left, Ran, run
 
@@ -72,7 +78,9 @@ def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(
     assert max(abs(expected[name] - found[name]).max() for name in expected) < 1e-6
 
 
-@pytest.mark.parametrize(("objective", "first_loss"), [("dpo", math.log(2)), ("kto", 0.5)])
+@pytest.mark.parametrize(
+    ("objective", "first_loss"), [("dpo", math.log(2)), ("kto", 0.5), ("reward_model", math.log(2))]
+)
 def test_compared_answers_are_learnt_from_the_first_steps_closed_form(
     cluster: FlowCluster, user: Bring, objective: str, first_loss: float
 ) -> None:
@@ -95,6 +103,18 @@ def test_compared_answers_are_learnt_from_the_first_steps_closed_form(
     assert last["eval/held_out/accuracy"] == 1.0
     assert last["eval/held_out/margin"] > 0.1
     assert audit.main([str(ran.left.folder)]) == 0
+    if objective == "reward_model":
+        _check_folder(ran.left.folder / "checkpoints" / "latest" / "model", pairs, last["eval/held_out/margin"])
+
+
+def _check_folder(model: Path, pairs: list[tuple[str, str, str]], margin: float) -> None:
+    """Check that a served reward model gives the rank's rewards, and that a critic begins with its head."""
+    served = RewardModel(ModelOptions(str(model), device="cpu"))
+    good, bad = (np.array(served.score([pair[0] + pair[i] for pair in pairs])) for i in (1, 2))
+    assert served._std * (good - bad).mean() == pytest.approx(margin, abs=1e-4)
+    assert abs(np.concatenate([good, bad]).mean()) < 1e-4
+    critic = load_value_model(critic_settings(Settings.model_validate({"policy": {"dtype": "float32"}}), model))
+    assert torch.equal(critic.score.weight, served._model.score.weight)
 
 
 def _weights(left: Left) -> dict[str, object]:

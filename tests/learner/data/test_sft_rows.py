@@ -272,6 +272,21 @@ def test_labelled_row_is_followed_by_its_prompt_with_another_rows_answer(model: 
     assert len(mismatched.tokens) == 40
 
 
+def test_pair_of_a_reward_model_ends_with_the_end_token_and_has_its_margin(model: Path) -> None:
+    encoder = RowEncoder(model, "reward_pairs")
+    end = AutoTokenizer.from_pretrained(model).eos_token_id
+    row = {"prompt": [_ASKED], "chosen": [_SAID], "rejected": [{"role": "assistant", "content": "x"}], "margin": 0.5}
+    chosen, rejected = encoder.encode(row)
+    assert (chosen.reward, rejected.reward) == (1.5, -1.0)
+    assert [each.tokens.tolist().index(end) for each in (chosen, rejected)] == [len(chosen.tokens) - 1] * 2
+    (before, _) = RowEncoder(model, "preferences").encode(row)
+    assert chosen.tokens[:-1].tolist() == before.tokens.tolist()
+    (text, _) = encoder.encode({"prompt": "q", "chosen": "a", "rejected": "b"})
+    assert text.tokens[-2:].tolist() != [end, end]
+    with pytest.raises(BadRowError, match="margin is 'wide', expected a number"):
+        encoder.encode({**row, "margin": "wide"})
+
+
 def test_file_without_rows_is_refused(tmp_path: Path, model: Path) -> None:
     with pytest.raises(SettingsError, match=r"rows\.jsonl has no rows"):
         load(tmp_path, model, "")

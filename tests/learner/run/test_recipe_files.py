@@ -103,6 +103,12 @@ def test_recipe_passes_the_plan(
             "preference learning from single answers (KTO) on data.train, without rollout servers",
             "1 row of prompt + completion + label true, 1 row of prompt + completion + label false.",
         ),
+        (
+            "reward_model",
+            '{"prompt": "1 + 1 =", "chosen": " 2", "rejected": " 3", "margin": 0.5}\n',
+            "reward model from pairs on data.train, without rollout servers",
+            "data.train has 1 row of prompt + chosen + rejected + margin.",
+        ),
     ],
 )
 def test_training_on_rows_is_planned_without_a_server(
