@@ -1,6 +1,7 @@
 """Rows for supervised fine-tuning: what of them is learnt, and how a bad line is named."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow
@@ -153,7 +154,7 @@ def model_with_bos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model whose tokenizer puts BOS before every text, as those of Llama, Gemma and Mistral do."""
     folder = make_tiny_model(tmp_path_factory.mktemp("bos") / "model", tied=True, hidden_size=32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_special_tokens({"bos_token": "<bos>"})
+    tokenizer.add_special_tokens({"bos_token": "<bos>", "pad_token": "<eos>"})
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A <eos>",  # of the prefix alone a row takes anything
         special_tokens=[("<bos>", tokenizer.bos_token_id), ("<eos>", tokenizer.eos_token_id)],
@@ -181,6 +182,24 @@ def test_row_begins_with_bos_once_as_a_rollout_does(
     tmp_path: Path, model_with_bos: Path, row: object, expected: list[tuple[str, float]]
 ) -> None:
     assert learnt(load(tmp_path, model_with_bos, row)[0], model_with_bos) == expected
+
+
+def test_template_that_writes_earlier_messages_in_another_way_is_refused(tmp_path: Path, model: Path) -> None:
+    folder = tmp_path / "forgetful"
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content if loop.last else '-' }}{% endfor %}"
+    shutil.copytree(model, folder)
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(
+        SettingsError, match=r"messages\[1\]: the model's chat template writes earlier messages in anoth"
+    ):
+        load(tmp_path, folder, {"messages": [_ASKED, _SAID]})
+
+
+def test_both_answers_of_a_pair_follow_one_bos_and_end_with_eos(model_with_bos: Path) -> None:
+    pair = RowEncoder(model_with_bos, "preferences").encode({"prompt": "2+2=", "chosen": "4", "rejected": "5"})
+    expected = [[("<bos>2+2=", 0.0), (f"{answer}<eos>", 1.0)] for answer in (4, 5)]
+    assert [learnt(row, model_with_bos) for row in pair] == expected
 
 
 def test_blank_lines_are_no_rows_and_keep_the_count(tmp_path: Path, model: Path) -> None:
