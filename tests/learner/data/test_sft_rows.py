@@ -299,7 +299,7 @@ def test_pair_of_a_reward_model_ends_with_the_end_token_and_has_its_margin(model
     assert (chosen.reward, rejected.reward) == (1.5, -1.0)
     assert [each.tokens.tolist().index(end) for each in (chosen, rejected)] == [len(chosen.tokens) - 1] * 2
     (before, _) = RowEncoder(model, "preferences").encode(row)
-    assert chosen.tokens[:-1].tolist() == before.tokens.tolist()
+    assert chosen.tokens.tolist() == before.tokens.tolist()
     (text, _) = encoder.encode({"prompt": "q", "chosen": "a", "rejected": "b"})
     assert text.tokens[-2:].tolist() != [end, end]
     with pytest.raises(BadRowError, match="margin is 'wide', expected a number"):
