@@ -6,14 +6,15 @@ the process, or with objects that equal anything: an object equals no plain valu
 own == says it; a test that compares only objects of the code trusts their classes.
 Built-ins and standard modules are the language's own in a test, but for the names in `own` (`code_names`).
 
-A failed test runs once more in one process with the code. If it passes there, proxies cannot do what it needs, or the
-code cheats: neither is a verdict.
+A failed test runs once more in one process with the code. If it passes there, and a test with other constants does
+not, proxies cannot do what it needs, which is no verdict. Code that passes both has failed: its objects equal anything.
 
     stdin   {"code", "test", "call", "value", "entry", "own", "modules", "mark"}
     stdout  the mark, after the test has passed
             the mark and UNFIT, then why neither process can judge, after the test has failed
 """
 
+import ast
 import builtins
 import collections
 import copy
@@ -25,6 +26,7 @@ import operator
 import os
 import re
 import resource
+import secrets
 import signal
 import subprocess
 import sys
@@ -38,6 +40,7 @@ from rewards.code_proxies import SPECIAL, CodeEnded, Pipe
 _NOT_DUMPABLE = 4
 _BUSY = 0.2  # share of the time limit that tests use whose calls, not the code, exceed it
 _PASSED = 77  # exit status
+_TOLERANCE = 0.01  # smaller constants are limits of a difference
 UNFIT = "unfit: "
 _SINGLE_ITEMS, _MOST_ITEMS = 64, 1024
 
@@ -52,13 +55,6 @@ def _is_equal(one: Any, other: Any) -> bool:
         return not operator.eq(one, object.__new__(type(one)))
     except Exception:  # == reads the content
         return True
-
-
-def _equals_anything(value: Any) -> bool:
-    try:
-        return bool(value == object())
-    except Exception:
-        return False
 
 
 _raised: dict[int, BaseException] = {}  # id of an iterator -> its error, which comes after the items before it
@@ -87,7 +83,6 @@ _ACTIONS: dict[str, Any] = {
     "call": lambda value, *arguments, **keywords: value(*arguments, **keywords),
     "items": _items,
     "equal": _is_equal,
-    "equals anything": _equals_anything,
     "contains": operator.contains,
     "has own contains": lambda value: hasattr(type(value), "__contains__"),
     "has instance": lambda kind, value: isinstance(value, kind),
@@ -187,17 +182,34 @@ def _test_and_explain(task: dict[str, Any], module: types.ModuleType, code: Pipe
     except Exception as error:
         if problem := code.unfit or _missing(task, module, error):
             return UNFIT + problem
-        if code.has_cheated or not passes():
+        if not passes():
             raise
         return f"{UNFIT}the code passes it in one process with it only ({type(error).__name__}: {error})"
     return ""
 
 
 def _passes_together(task: dict[str, Any], worker: subprocess.Popen[bytes], command: list[str]) -> bool:
+    """Return whether the code passes the test in one process with it, and not also a test of other constants."""
     worker.kill()
-    given, silent = json.dumps(task).encode(), subprocess.DEVNULL
-    done = subprocess.run([*command, "together"], input=given, stdout=silent, stderr=silent, check=False)  # noqa: S603
-    return done.returncode == _PASSED
+    changed = ast.unparse(_OtherConstants().visit(ast.parse(task["test"])))
+    statuses = []
+    for test in (task["test"], changed) if changed != ast.unparse(ast.parse(task["test"])) else (task["test"],):
+        given, silent = json.dumps({**task, "test": test}).encode(), subprocess.DEVNULL
+        done = subprocess.run([*command, "together"], input=given, stdout=silent, stderr=silent, check=False)  # noqa: S603
+        statuses.append(done.returncode == _PASSED)
+    return statuses in ([True], [True, False])
+
+
+class _OtherConstants(ast.NodeTransformer):
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        value: Any = node.value
+        if isinstance(value, bool):
+            value = not value
+        elif isinstance(value, int | complex) or (isinstance(value, float) and abs(value) > _TOLERANCE):
+            value += secrets.randbelow(50) + 1
+        elif isinstance(value, str):
+            value += secrets.token_hex(4)
+        return ast.Constant(value)
 
 
 def _public(module: types.ModuleType) -> dict[str, Any]:

@@ -21,7 +21,6 @@ _OPERATORS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divm
               "lshift", "rshift")  # fmt: skip
 # What a test may do with the result of an operator between an object and a plain value.
 _OF_MIXED = (
-    "equals anything",
     "getattr",
     "setattr",
     "call",
@@ -64,7 +63,6 @@ class Pipe:
         self._proxies: dict[int, Remote] = {}  # by number: `is` holds in a test as in the code
         self._errors: dict[str, Any] = {}  # the code's own classes of errors by name, as this process has them
         self.unfit = ""  # what of the test cannot be sent
-        self.has_cheated = False  # an object of the code equals whatever it is compared with
 
     def send(self, message: Any) -> None:
         self._writing.write(json.dumps(message) + "\n")
@@ -237,10 +235,7 @@ class Remote:
         return all(self._sluice_do("contains", (each,)) is expected for each, expected in asked)
 
     def __eq__(self, other: object) -> bool:
-        is_equal = self is other or (type(other) is Remote and self._sluice_do("equal", (other,)) is True)
-        if not is_equal and self._sluice_do("equals anything") is True:
-            self._sluice_pipe.has_cheated = True
-        return is_equal
+        return self is other or (type(other) is Remote and self._sluice_do("equal", (other,)) is True)
 
     def _sluice_order(self, name: str, other: Any) -> Any:
         # The code must not decide a comparison with a plain value.

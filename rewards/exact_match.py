@@ -1,7 +1,7 @@
 """The bundled question-answering scorer: 1 if the last answer in the response equals a target, else 0.
 
 Normalisation is SQuAD's, as in Search-R1: lower case, no ASCII punctuation, no articles, single spaces. It would turn
-3.5 into 35 and -5 into 5, so two numbers are compared by value.
+3.5 into 35, 1/2 into 12 and -5 into 5, so signs of numbers stay, and numbers are compared by value.
 """
 
 import re
@@ -11,9 +11,12 @@ from decimal import Decimal
 
 from rewards.sample import Sample, Score, targets_of
 
-_NUMBER = re.compile(r"[-+]?(0|[1-9]\d*|[1-9]\d{0,2}(,\d{3})+)(\.\d+)?|[-+]?\.\d+", re.ASCII)
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?|-?\.\d+", re.ASCII)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_OF_NO_VALUE = str.maketrans("", "", "$%*_`\\")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_SIGN = re.compile(r"(?<=\d)[./:^,-](?=\d)|(?<![\w.])-(?=\.?\d)|(?<!\w)\.(?=\d)")
 _OPEN, _CLOSE = "<answer>", "</answer>"
 
 
@@ -35,17 +38,22 @@ def answer_matches(response: str, targets: Sequence[str]) -> bool:
 
 
 def _is_same(answer: str, target: str) -> bool:
-    if normalised := normalise(target):
-        if (value := _value_of(target)) is not None and (given := _value_of(answer)) is not None:
-            return given == value
-        return normalise(answer) == normalised
+    if normalise(target):
+        given, wanted = _words_of(answer), _words_of(target)
+        return len(given) == len(wanted) and all(map(_is_same_word, given, wanted))
     # Normalisation removes an answer such as the letter A, and an empty answer would match.
     return answer.strip().lower() == target.strip().lower()
 
 
-def _value_of(text: str) -> Decimal | None:
-    """Return the value of a number, None for other texts. Example: "-1,000.50" -> -1000.5"""
-    return Decimal(text.replace(",", "")) if _NUMBER.fullmatch(text := text.strip()) else None
+def _words_of(text: str) -> list[str]:
+    """Return the normalised words, with the signs of numbers. Example: "The -$1,000.50!" -> ["-1000.50"]"""
+    text = _THOUSANDS.sub("", text.translate(_OF_NO_VALUE).lower())
+    kept = (each if each not in string.punctuation or _SIGN.match(text, at) else "" for at, each in enumerate(text))
+    return _ARTICLES.sub(" ", "".join(kept)).split()
+
+
+def _is_same_word(one: str, other: str) -> bool:
+    return one == other or bool(_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other) and Decimal(one) == Decimal(other))
 
 
 def last_answer(response: str) -> str | None:

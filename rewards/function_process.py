@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from protocol.errors import OperatorError
+from rewards.known_answers import HANGS
 from rewards.processes import Process, ProcessDied, ProcessPool
 from rewards.sample import Sample, Score, Scorer, ScorerFailure
 from rewards.user_function import UserFunction
@@ -33,7 +34,9 @@ def load_scorer(reference: str, number: int = 1, reads: str = "auto", label_name
     try:
         first = Process((module, reference, reads, label_name))
     except ProcessDied as error:
-        raise OperatorError(f"rewards: --function {reference} cannot be loaded: {error}") from None
+        cure = "It does not return from a known answer. Repair it, or give --solution-str or --completions"
+        hangs = f" ({cure})" if f"status {HANGS}" in str(error) else ""
+        raise OperatorError(f"rewards: --function {reference} cannot be loaded: {error}{hangs}") from None
     if "problem" in first.greeting:
         raise OperatorError(first.greeting["problem"])
     decided = first.greeting["reads"]
@@ -47,6 +50,9 @@ def load_scorer(reference: str, number: int = 1, reads: str = "auto", label_name
             "with --solution-str sequence. --solution-str response ends this question.",
             file=sys.stderr,
         )
+    if first.greeting["compares_samples"]:
+        problem = "known answers score otherwise together than alone, and a run sends samples alone or in any batch"
+        print(f"rewards: {reference} compares the samples of a call: {problem}. Score each by itself.", file=sys.stderr)
     if first.greeting["is_async"]:
         return UserFunction(reference, decided, label_name).score
     # Processes that start later refuse edited code: one service never scores by two versions.
@@ -88,6 +94,7 @@ def main(reference: str, reads: str, label_name: str, digest: str = "") -> None:
         greeting: dict[str, Any] = {"is_async": function.is_async, "takes_batch": function.takes_batch,
                                     "reads": function.reads,
                                     "may_read_sequence": function.may_read_sequence,
+                                    "compares_samples": not digest and function.compares_samples(),
                                     "digest": function.digest}  # fmt: skip
     except OperatorError as error:
         greeting = {"problem": str(error)}

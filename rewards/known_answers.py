@@ -6,6 +6,8 @@ The rows of a run never change that.
 import asyncio
 import contextlib
 import inspect
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +49,8 @@ _TRL_FORMS = (
 _TRL_LABELS: tuple[Any, ...] = ("2", "1 + 1 = 2\n#### 2", "So \\boxed{2}", 2, ["2"],
                                  {"ground_truth": {"target": ["2"]}})  # fmt: skip
 _TRL_LIMIT_S = 30.0
+_CALL_LIMIT_S = 60.0
+HANGS = 76  # exit status of a process whose function did not return from a known answer
 # A file with one of these looks for the assistant's turn in prompt and response, as Logic-RL's do.
 _TURN_BEGINS = ("<|im_start|>assistant", "<|start_header_id|>assistant", "Assistant:", "<\uff5cAssistant\uff5c>")
 
@@ -125,6 +129,28 @@ def reads_messages(function: Callable[..., Any], reference: str) -> bool:
     )
 
 
+def compares_samples(function: Callable[..., Any], reads: str) -> bool:
+    """Return whether known answers score otherwise in one call than alone, as with rewards by the group's lengths."""
+    required = [name for name, each in inspect.signature(function).parameters.items() if each.default is each.empty]
+    deadline = time.monotonic() + _TRL_LIMIT_S
+    for label in _TRL_LABELS:
+        columns = dict.fromkeys(required, label)
+        known = [_sample(form.format(answer), label, columns) for form in _TRL_FORMS[3:5] for answer in ("2", "3")]
+        with contextlib.suppress(Exception, SystemExit):  # labels of another form
+            alone = [_rewards(function, [each], reads)[0] for each in known]
+            if (
+                alone
+                == [_rewards(function, [each], reads)[0] for each in known]
+                != list(_rewards(function, known, reads))
+            ):
+                return True
+            if len(set(alone)) > 1:
+                return False
+        if time.monotonic() > deadline:
+            break
+    return False
+
+
 def _trl_pairs(parameters: Mapping[str, Any]) -> Iterator[list[Sample]]:
     required = [name for name, each in parameters.items() if each.default is each.empty]
     for label in _TRL_LABELS:
@@ -148,7 +174,12 @@ def _sample(response: str, label: Any, columns: Mapping[str, Any] | None = None)
 def _rewards(function: Callable[..., Any], samples: Sequence[Sample], reads: str) -> tuple[float, ...]:
     form = form_of(function, reads)
     assert form is not None
-    return tuple(score.reward for score in asyncio.run(_scored(form.score(as_async(function), samples))))
+    limit = threading.Timer(_CALL_LIMIT_S, os._exit, [HANGS])
+    limit.start()
+    try:
+        return tuple(score.reward for score in asyncio.run(_scored(form.score(as_async(function), samples))))
+    finally:
+        limit.cancel()
 
 
 async def _scored(scores: Any) -> Any:

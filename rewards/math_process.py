@@ -18,6 +18,7 @@ _CPU_S = 5
 _MEMORY_BYTES = 4 << 30
 # Only the last characters are parsed: parsing time grows with the square of the length.
 _MAX_CHARACTERS = 20_000
+_LONGEST_PRODUCT = 3  # longest product of small letters, such as xyz
 _DOLLAR = re.compile(r"(?<!\\)\$")  # begins a formula; `\\$` is money
 
 
@@ -41,8 +42,26 @@ def is_equal(answer: str, targets: Sequence[str]) -> bool:
 
     found = parse(answer[-_MAX_CHARACTERS:], parsing_timeout=None)
     # Of a gsm8k target the part after `####` counts.
-    expected = (as_expression(target.rpartition("####")[2]) for target in targets)
-    return any(verify(parse(each, parsing_timeout=None), found, timeout_seconds=None) for each in expected)
+    expected = [as_expression(target.rpartition("####")[2]) for target in targets]
+    texts = {_letters(each) for each in found if isinstance(each, str)}
+    return any(
+        verify(parse(each, parsing_timeout=None), found, timeout_seconds=None)
+        for each in expected
+        if not _is_word(each) or _letters(each) in texts
+    )
+
+
+def _is_word(expression: str) -> bool:
+    """Return whether it is a word or letters in order, such as CAB, which math-verify reads as a product C A B."""
+    text = expression.removeprefix("\\boxed{").removesuffix("}")
+    letters = _letters(text)
+    return bool(re.fullmatch(r"[A-Za-z]+([\s,]+[A-Za-z]+)*", text.strip())) and (
+        len(letters) > _LONGEST_PRODUCT or (len(letters) > 1 and any(each.isupper() for each in text))
+    )
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"\\boxed|[^A-Za-z]", "", text).lower()
 
 
 def as_expression(text: str) -> str:

@@ -38,6 +38,14 @@ def _choose_scorer(arguments: argparse.Namespace) -> tuple[Scorer, str]:
         reads = arguments.solution_str if arguments.completions == "auto" else arguments.completions
         scorer = load_scorer(arguments.function, arguments.workers, reads, arguments.label)
         return scorer, Path(arguments.function).name
+    given = {
+        "--label": arguments.label,
+        "--completions": arguments.completions,
+        "--solution-str": arguments.solution_str,
+    }
+    for option, value in given.items():
+        if value not in ("", "auto"):
+            raise OperatorError(f"rewards: {option} {value} belongs to --function. Leave it out with --scorer.")
     options = ScorerOptions(
         arguments.workers,
         arguments.tags,

@@ -21,7 +21,7 @@ from protocol.http.bodies import BodyError
 from protocol.one_line import place_of
 from protocol.settings.paths import describe_shadowed
 from rewards.calling import as_async, form_of
-from rewards.known_answers import names_turn, reads_messages, reads_sequence
+from rewards.known_answers import compares_samples, names_turn, reads_messages, reads_sequence
 from rewards.sample import Sample, Score, ScorerFailure
 
 _NAMES = ("reward_func", "compute_score", "score")
@@ -50,6 +50,7 @@ class UserFunction:
                 "TRL's (completions, ..) or score(sample)."
             )
         _check_trl(self._function, reference)
+        _check_options(self._function, f"rewards: {reference}: {name}", reads, label_name)
         self.reads = _what_it_reads(self._function, reference) if reads == "auto" else reads
         self.may_read_sequence = reads == "auto" and self.reads == "response" and names_turn(self._function)
         form = form_of(self._function, self.reads, label_name)
@@ -61,6 +62,10 @@ class UserFunction:
         self._files = _files_of(module)
         self.digest = _digest(self._files)
         self._edits = _edits(self._files)
+
+    def compares_samples(self) -> bool:
+        """Return whether known answers score otherwise in one call than alone."""
+        return self.takes_batch and compares_samples(self._function, self.reads)
 
     async def score(self, samples: Sequence[Sample]) -> list[Score]:
         """Return the scores. All samples are tried before the first failure is raised. Raises: ScorerFailure."""
@@ -94,6 +99,19 @@ class UserFunction:
             self._logged.add((kind, place))
             traceback.print_exception(error)
         return ScorerFailure(index, kind, str(error), place)
+
+
+def _check_options(function: Callable[..., Any], where: str, reads: str, label_name: str) -> None:
+    """Raise OperatorError for an option that the function's form does not have."""
+    parameters = inspect.signature(function).parameters
+    is_trl, takes_all = "completions" in parameters, any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if label_name and not (is_trl and (label_name in parameters or takes_all)):
+        raise OperatorError(f"{where} has no parameter {label_name} of TRL's form. Correct --label, or leave it out.")
+    option = {"text": "--completions", "messages": "--completions", "sequence": "--solution-str"}.get(reads)
+    if option and is_trl != (option == "--completions"):
+        raise OperatorError(
+            f"{where} does not read {'completions' if not is_trl else 'solution_str'}. Leave {option} out."
+        )
 
 
 def _files_of(module: ModuleType) -> list[Path]:

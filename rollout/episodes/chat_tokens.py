@@ -61,7 +61,13 @@ class ChatTokens:
         if isinstance(prompt, str):
             first = str(getattr(self._tokenizer, "bos_token", None) or "")
             is_whole = isinstance(prompt, RenderedText) or (first != "" and prompt.startswith(first))
-            return self._encode(prompt, PROMPT, add_special_tokens=not is_whole)
+            tokens = self._encode(prompt, PROMPT, add_special_tokens=not is_whole)
+            if is_whole or tokens[-1:] != [self._tokenizer.eos_token_id]:
+                return tokens
+            # Some tokenizers also end each text, which the policy continues.
+            text = self._encode(prompt, PROMPT, add_special_tokens=False)
+            ends = [end for end in range(len(text), len(tokens)) if tokens[end - len(text) : end] == text]
+            return tokens[: ends[0]] if ends else tokens
         chat = prompt if isinstance(prompt, Chat) else Chat(prompt, [])
         chat = Chat(_with_texts(chat.messages, PROMPT), chat.tools)
         try:

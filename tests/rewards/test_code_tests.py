@@ -226,9 +226,19 @@ async def test_decimal_fractions_are_compared_by_value(
     assert score.reward == float(is_right)
 
 
-async def test_objects_of_a_class_that_equals_anything_are_not_equal(sandbox: Sandbox) -> None:
-    code = "class V:\n    def __init__(self, x): self.x = x\n    def __eq__(self, other): return True"
-    assert (await _scored(sandbox, code, ["assert V(1) == V(2)"])).reward == 0.0
+@pytest.mark.parametrize(
+    ("code", "test"),
+    [
+        ("class V:\n    def __init__(self, x): self.x = x\n    __eq__ = lambda s, o: True", "assert V(1) == V(2)"),
+        ("class I(int):\n    __eq__ = lambda s, o: True\nf = lambda x: I(1)", "assert f(1) == 2"),
+        ("class A:\n    __sub__ = __abs__ = lambda s, *o: s\n    __lt__ = lambda s, o: True\nf = lambda x: A()",
+         "assert abs(f(1) - 2) < 1e-6"),
+        ("class A:\n    __contains__ = lambda s, o: True\nf = lambda x: A()", "assert 5 in f(1)"),
+        ("import os, sys\n'together' in sys.argv and os._exit(77)\nf = lambda x: 1", "assert f(1) == 2"),
+    ],
+)  # fmt: skip
+async def test_code_that_passes_whatever_is_tested_is_wrong(sandbox: Sandbox, code: str, test: str) -> None:
+    assert (await _scored(sandbox, code, [test])).reward == 0.0
 
 
 @pytest.mark.parametrize("given", ["lambda x: x", "check", "object()"])

@@ -183,6 +183,16 @@ def test_known_answers_show_what_a_trl_function_reads_that_catches_errors(
     assert UserFunction(write(tmp_path, caught(READS[what].format(completion)))).reads == reads
 
 
+@pytest.mark.parametrize(
+    ("score", "compares"), [("len(c) - min(map(len, completions))", True), ("len(c)", False), ("random()", False)]
+)
+def test_known_answers_show_that_a_function_compares_the_samples_of_a_call(
+    tmp_path: Path, score: str, compares: bool
+) -> None:
+    source = f"from random import random\ndef score(completions):\n    return [{score} for c in completions]\n"
+    assert UserFunction(write(tmp_path, source), "text").compares_samples() == compares
+
+
 async def test_odd_row_never_changes_what_a_trl_function_reads(tmp_path: Path) -> None:
     source = "def score(completions, answer):\n    return [float(a in c) for c, a in zip(completions, answer)]\n"
     function = await asyncio.to_thread(UserFunction, write(tmp_path, source))
@@ -210,6 +220,22 @@ async def test_label_fills_no_other_column_of_a_trl_function(
         ScorerFailure, match=rf"ValueError: the data rows have no columns \['{missing}'\]; .*--label NAME"
     ):
         await function.score(SAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reads", "label_name", "problem"),
+    [
+        ("completions, gold=None", "text", "godl", r"has no parameter godl of TRL's form\. Correct --label"),
+        ("data_source, solution_str, ground_truth", "response", "gold", r"has no parameter gold of TRL's form"),
+        ("queries, prompts, labels", "messages", "", r"does not read completions\. Leave --completions out"),
+        ("completions, answer", "sequence", "", r"does not read solution_str\. Leave --solution-str out"),
+    ],
+)
+def test_option_that_a_function_does_not_read_is_refused(
+    tmp_path: Path, parameters: str, reads: str, label_name: str, problem: str
+) -> None:
+    with pytest.raises(OperatorError, match=problem):
+        UserFunction(write(tmp_path, f"def score({parameters}):\n    return 1.0\n"), reads, label_name)
 
 
 async def test_label_fills_no_option_of_a_trl_functions_own(tmp_path: Path) -> None:

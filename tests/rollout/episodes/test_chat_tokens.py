@@ -286,12 +286,12 @@ def test_reply_begins_behind_the_names_that_the_policy_wrote_at_its_turns_end(wr
 
 
 @pytest.mark.parametrize("prompt", ["hello", "<|im_start|>hello"])
-def test_text_prompt_has_one_first_token(prompt: str) -> None:
+@pytest.mark.parametrize("template", ["<|im_start|> $A", "<|im_start|> $A <|im_end|>"])
+def test_text_prompt_has_one_first_token_and_no_end(prompt: str, template: str) -> None:
     tokenizer = byte_level()
-    tokenizer.bos_token = "<|im_start|>"
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<|im_start|> $A", special_tokens=[("<|im_start|>", tokenizer.bos_token_id)]
-    )
+    tokenizer.bos_token, tokenizer.eos_token = "<|im_start|>", "<|im_end|>"
+    ids = [("<|im_start|>", tokenizer.bos_token_id), ("<|im_end|>", tokenizer.eos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=ids)
     assert tokenizer.decode(ChatTokens(tokenizer).prompt(prompt)) == "<|im_start|>hello"
 
 
