@@ -103,10 +103,11 @@ class ReferenceKl:
     def coefficient(self) -> float:
         """The coefficient of the settings, or the controller's if there is a target.
 
-        A resume with another kl.coefficient restarts the controller; one without the target drops it.
+        A resume with another kl.coefficient, or of a checkpoint that names none, restarts the controller; one without
+        the target drops it.
         """
         given = self.settings.coefficient
-        if self.settings.target is None or self.memory.get(_BEGAN_AT, given) != given:
+        if self.settings.target is None or self.memory.get(_BEGAN_AT) != given:
             return given
         return self.memory.get(_COEFFICIENT, given)
 

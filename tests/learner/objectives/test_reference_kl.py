@@ -26,6 +26,8 @@ def test_other_coefficient_of_a_resume_replaces_what_the_target_made_of_the_earl
     assert resumed.coefficient == 0.5
     resumed.follow(5.0, num_trajectories=500)
     assert resumed.coefficient == 0.5 * 1.1
+    of_unknown = ReferenceKl(KlSettings(coefficient=0.5, target=1.0), {"kl_coefficient": 0.3})  # of version 0.1.0
+    assert of_unknown.coefficient == 0.5
 
 
 @pytest.mark.parametrize("kl", [math.nan, math.inf, -math.inf])
