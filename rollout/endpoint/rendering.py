@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from protocol.errors import NeighbourError, SettingsError
 from rollout.endpoint.branches import BranchTurn
 from rollout.endpoint.requests import Refusal
-from rollout.endpoint.turns import AgentCall, TurnRequest, TurnText
+from rollout.endpoint.turns import AgentCall, TurnRequest, TurnText, call_id
 from rollout.engine.generation import Generation
 from rollout.environments.base import Chat, ToolRefusal
 from rollout.environments.tool_use.arguments import fit_arguments
@@ -96,9 +96,10 @@ class Rendering:
             # A turn with a call that cannot be read stays text: the agent decides.
             if written and not any(call.problem for call in written):
                 content = before
+                turn = next(self._numbers)
                 calls = [
-                    AgentCall(self._call_id(), call.name, _typed(call.arguments, call.name, request.tools))
-                    for call in written
+                    AgentCall(call_id(turn, place), call.name, _typed(call.arguments, call.name, request.tools))
+                    for place, call in enumerate(written)
                 ]
         finish: Literal["stop", "length", "tool_calls"] = "tool_calls" if calls else "stop"
         if generation.finish_reason == "length":
@@ -115,9 +116,6 @@ class Rendering:
             if len(self._chats) > _MAX_CHATS:
                 del self._chats[next(iter(self._chats))]
         return self._chats[key]
-
-    def _call_id(self) -> str:
-        return f"call{next(self._numbers) % 100_000:05d}"
 
     def _split_stop(self, generation: Generation) -> tuple[str, str]:
         """Return a turn's text without its end, and the stop string that ended it."""

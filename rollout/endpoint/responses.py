@@ -13,7 +13,7 @@ from pydantic import Field
 from protocol.http.bodies import read_request
 from rollout.endpoint.messages import Message, read_content, read_messages, thought_of
 from rollout.endpoint.requests import Refusal, SessionSampling, TurnBody, check_others, check_tool, may_call
-from rollout.endpoint.turns import TurnReply, TurnRequest
+from rollout.endpoint.turns import TurnReply, TurnRequest, call_id
 
 _Items = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=10_000)]
 
@@ -110,12 +110,13 @@ def _messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             messages.append({"role": "assistant", "content": content})
             thought = ""
         elif kind == "function_call":
-            if thought or not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": thought})
+            turn = _turn_of_call(messages, str(item.get("call_id")))
+            if thought or turn is None:
+                messages.append(turn := {"role": "assistant", "content": thought})
                 thought = ""
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
-            messages[-1].setdefault("tool_calls", []).append(call)
+            turn.setdefault("tool_calls", []).append(call)
         else:
             known = "message, function_call, function_call_output and reasoning"
             problem = f"input[{place}].type = {kind!r:.40} cannot be read here: only {known} can"
@@ -123,6 +124,16 @@ def _messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     if thought:
         messages.append({"role": "assistant", "content": thought})
     return messages
+
+
+def _turn_of_call(messages: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    """Return the assistant's message that a call belongs to; None: a new one. Results may stand between its calls."""
+    behind = [message for message in messages if message["role"] != "tool"][-1:]
+    if not behind or behind[0]["role"] != "assistant":
+        return None
+    calls = behind[0].get("tool_calls", ())
+    is_of_turn = any(name[:-2] == str(call["id"])[:-2] for call in calls) and len(name) == len(call_id(0, 0))
+    return behind[0] if messages[-1] is behind[0] or is_of_turn else None
 
 
 def _read_tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -1,12 +1,21 @@
 """A request for a turn of the policy, and the turn, without the form of either API."""
 
 import json
+import string
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rollout.endpoint.branches import Branch, Unit
 from rollout.endpoint.messages import Message, own_turn
+
+_DIGITS = string.digits + string.ascii_lowercase
+
+
+def call_id(turn: int, place: int) -> str:
+    """Return the id of a turn's call: 9 letters, as Mistral's templates need; the first 7 are the turn's."""
+    digits = "".join(_DIGITS[turn // len(_DIGITS) ** power % len(_DIGITS)] for power in (2, 1, 0))
+    return f"call{digits}{place % 100:02d}"
 
 
 @dataclass(frozen=True)

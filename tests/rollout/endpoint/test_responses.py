@@ -8,6 +8,7 @@ from openai import AsyncOpenAI, BadRequestError
 
 from rollout.endpoint.requests import Refusal, SessionSampling
 from rollout.endpoint.responses import Histories, read_responses
+from rollout.endpoint.turns import call_id
 from tests.rollout.endpoint.agents_scene import taken
 from tests.rollout.endpoint.test_chat import ADDS
 
@@ -113,6 +114,19 @@ def test_thought_text_and_calls_of_a_turn_are_one_message() -> None:
     assert _read([thought, call]) == [{"role": "assistant", "content": said, "tool_calls": [rendered]}]
     assert _read([thought, thought, text]) == [{"role": "assistant", "content": f"{said}{said}So"}]
     assert _read([text, text]) == [{"role": "assistant", "content": "So"}] * 2
+
+
+def test_results_between_the_calls_of_a_turn_follow_them() -> None:
+    one, two, other = (
+        {"type": "function_call", "call_id": call_id(*place), "name": "add", "arguments": "{}"}
+        for place in ((7, 0), (7, 1), (8, 0))
+    )
+    results = [
+        {"type": "function_call_output", "call_id": each["call_id"], "output": "4"} for each in (one, two, other)
+    ]
+    together = _read([one, two, *results[:2], other, results[2]])
+    assert _read([one, results[0], two, results[1], other, results[2]]) == together
+    assert [message["role"] for message in together] == ["assistant", "tool", "tool", "assistant", "tool"]
 
 
 def test_thought_without_a_text_is_no_part_of_a_later_turn() -> None:
