@@ -21,8 +21,7 @@ from learner.models.settings import PolicySettings
 from learner.models.training.trained_model import TrainedModel
 from learner.models.weights.export import export_model
 from learner.models.weights.lora import LoraForm, adapted_layers, adapters_off, write_adapters
-from learner.models.weights.named_weights import Weight, weights_of
-from learner.models.weights.pushed import PushedWeights
+from learner.models.weights.pushed import PushedWeights, Weight, weights_of
 from learner.models.world import reduce_sums
 from protocol.weights.digest import digest_of_all, digest_of_tensor
 
@@ -101,8 +100,7 @@ class PolicyEngine(TrainedModel):
 
     def pushed_digest(self) -> str:
         """Return on rank 0 the digest that servers hold after a push of this policy. Collective."""
-        buckets = self.pushed_weights(_DIGESTED_BYTES).buckets(is_sender=dist.get_rank() == 0)
-        pairs = (pair for bucket in buckets for pair in bucket)
+        pairs = self.pushed_weights(_DIGESTED_BYTES).tensors(is_sender=dist.get_rank() == 0)
         return digest_of_all({name: digest_of_tensor(name, tensor.contiguous()) for name, tensor in pairs})
 
     @property

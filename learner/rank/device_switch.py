@@ -6,33 +6,10 @@ host memory. All ranks switch at the same places of the step, and wait for each 
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from learner.models.parked import ParkedModels
 from learner.weights.push import DeviceTurn
 from protocol.failpoints import failpoint
-
-
-class DeviceSwitch(Protocol):
-    """Collective: every rank calls the same method. A rank that has to switch waits there for the others."""
-
-    def learn(self) -> float:
-        """Put the models on the device, after the servers released it. Returns the seconds of the switch."""
-        ...
-
-    def generate(self) -> None:
-        """Let the servers use the device, after the models left it. Only rank 0 waits until the servers are awake."""
-        ...
-
-
-class OwnDevice:
-    """A device that no server uses."""
-
-    def learn(self) -> float:
-        return 0.0
-
-    def generate(self) -> None:
-        """Do nothing: the servers are on other devices."""
 
 
 class SharedDevice:

@@ -23,9 +23,8 @@ from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.coordinator_client import CoordinatorClient
 from learner.rank.device_switch import SharedDevice
 from learner.rank.mfu import Meter, make_meter, no_mfu
-from learner.rank.probe import natural_text
 from learner.rank.process import WAITING_FOR_BATCH, RunPlace
-from learner.rank.push import RankPusher
+from learner.rank.push import RankPusher, natural_text
 from learner.rank.start import Models, World
 from protocol.node.home import load_keys
 from protocol.settings.settings import Settings

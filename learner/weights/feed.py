@@ -1,22 +1,120 @@
-"""Passes a push's buckets to its links, with two buckets in memory, and without waiting long for a hanging link.
+"""Packs gathered tensors into the flat buckets of the wire, and passes these to the links of a push.
 
-The next bucket is put once every link has sent the previous one. A link is behind when it needs `_PATIENCE_S` and
-`_TIMES` times as long as the fastest link for a bucket. Its buckets are then kept in memory, and the other links
-continue, until it has caught up or failed.
+Two buckets are in memory: the next one is put once every link has sent the previous one. A link is behind when it needs
+`_PATIENCE_S` and `_TIMES` times as long as the fastest link for a bucket. Its buckets are then kept in memory, and the
+other links continue, until it has caught up or failed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+from protocol.weights.wire import ROW_BYTES, Bucket, TensorMeta, bucket_num_bytes, stacked_view
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _PATIENCE_S = 0.5
 _TIMES = 3.0
+
+
+class BucketMemory:
+    """Reusable memory for the buckets of one push, each of the largest bucket's size.
+
+    On a CPU, new memory costs several times as much as copying a bucket into it.
+    """
+
+    def __init__(self, plan: Sequence[Bucket], device: str) -> None:
+        self._num_bytes = max(map(bucket_num_bytes, plan), default=0)
+        self._device = device
+        self._free: list[Tensor] = []
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Return a uint8 tensor of this length with undefined content."""
+        import torch
+
+        if not self._free:
+            self._free.append(torch.empty(self._num_bytes, dtype=torch.uint8, device=self._device))
+        return self._free.pop()[:num_bytes]
+
+    def give_back(self, flat: Tensor) -> None:
+        """Return a tensor of `take` for reuse."""
+        import torch
+
+        whole = torch.empty(0, dtype=torch.uint8, device=flat.device)
+        self._free.append(whole.set_(flat.untyped_storage()))
+
+
+def wait_for_device(flat: Tensor) -> None:
+    """Return when the device has done what this thread asked of it: another thread's stream may then read `flat`."""
+    import torch
+
+    if flat.is_cuda:
+        torch.cuda.current_stream(flat.device).synchronize()
+
+
+def pack(
+    plan: Sequence[Bucket],
+    gathered: Iterator[Iterable[tuple[str, Tensor]]],
+    memory: BucketMemory,
+    wait: Callable[[Tensor], None] = wait_for_device,
+) -> Iterator[Tensor]:
+    """Yield each planned bucket as flat bytes, once they are written.
+
+    gathered: each bucket's tensors by name, taken after the previous bucket was copied. A tensor with one more
+    dimension, [N, ...], is N neighbours of the plan, under the name of the first.
+    """
+    for bucket in plan:
+        flat = _pack_bucket(bucket, next(gathered, ()), memory)
+        wait(flat)
+        yield flat
+    surplus = next(gathered, None)
+    if surplus is not None:
+        raise ValueError(f"weight push: a bucket of {[name for name, _ in surplus]} is not in the plan")
+
+
+def device_of(backend: str) -> str:
+    """Return the device of buckets. Over ipc it is the device of the servers' weights."""
+    import torch
+
+    return "cuda" if backend == "nccl" or (backend == "ipc" and torch.cuda.is_available()) else "cpu"
+
+
+def default_bucket_bytes(backend: str) -> int:
+    """Return the default bucket size: on a CPU it fits the cache, on a GPU it saturates one broadcast."""
+    return (256 if device_of(backend) == "cuda" else 16) << 20
+
+
+def _pack_bucket(bucket: Bucket, tensors: Iterable[tuple[str, Tensor]], memory: BucketMemory) -> Tensor:
+    flat = memory.take(bucket_num_bytes(bucket))
+    number = row = 0
+    for name, tensor in tensors:
+        meta = bucket[number] if number < len(bucket) else None
+        shape = tuple(tensor.shape)
+        count = 1 if meta is None or shape == meta.shape else next(iter(shape), 1)
+        if meta is None or meta.name != name or shape not in (meta.shape, (count, *meta.shape)):
+            raise _mismatch(bucket[number:], [(name, shape)])
+        stacked_view(flat, row, meta, count).copy_(tensor.detach())
+        _clear_gaps(flat, row, meta, count)
+        number, row = number + count, row + count * meta.num_rows
+    if number != len(bucket):
+        raise _mismatch(bucket[number:], [])
+    return flat
+
+
+def _clear_gaps(flat: Tensor, row: int, meta: TensorMeta, count: int) -> None:
+    """Write zeros behind each tensor, so that no earlier content of the memory is sent."""
+    size = ROW_BYTES * meta.num_rows
+    if size > meta.num_bytes:
+        flat[ROW_BYTES * row :][: count * size].view(count, size)[:, meta.num_bytes :] = 0
+
+
+def _mismatch(left: Bucket, given: list[tuple[str, tuple[int, ...]]]) -> ValueError:
+    planned = [(meta.name, meta.shape) for meta in left[:2]]
+    return ValueError(f"weight push: the plan has {planned} where the bucket has {given}")
 
 
 class Feed:

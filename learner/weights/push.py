@@ -14,7 +14,7 @@ Each state is a call to every server of a link (`learner.weights.link`), all lin
 2. prepare   the servers get the metadata message and are ready for the first byte
 3. receive   buckets by broadcast, two in memory at a time; the next one is gathered during a broadcast
 4. commit    version and digest. The server pauses, compares its digest, loads the weights and resumes
-5. verify    the logprobs of a fixed text are compared with the learner's (`learner.rank.probe`); only then does a
+5. verify    the logprobs of a fixed text are compared with the learner's (`learner.rank.push`); only then does a
              server begin and end turns with the version
 
 Over gloo a server generates until state 4. Without a second copy of the weights it pauses from state 2 on.
@@ -33,10 +33,8 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from learner.weights.buckets import BucketMemory, device_of, pack
-from learner.weights.calls import SILENCE_S, Fault, Faults, Limits, ask, ask_all
-from learner.weights.feed import Feed, Feeds
-from learner.weights.link import LinkFailedError, WeightLink
+from learner.weights.feed import BucketMemory, Feed, Feeds, device_of, pack
+from learner.weights.link import SILENCE_S, Fault, Faults, Limits, LinkFailedError, WeightLink, ask, ask_all
 from learner.weights.rendezvous import Rendezvous, rendezvous
 from protocol.weights.controls import FIRST_TURN, Attempt, ServerControls
 from protocol.weights.digest import WeightDigest

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from blake3 import blake3
 
-from protocol.weights.wire import ROW_BYTES, Bucket, num_rows
+from protocol.weights.wire import ROW_BYTES, Bucket, TensorMeta
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor, device
 
 NUM_SUMS = 16  # 128 * 63 * ROW_BYTES < 2**25: a row's sums fit 32 bits
@@ -47,9 +49,9 @@ class WeightDigest:
     def by_name(self) -> dict[str, str]:
         """Return each parameter's digest, 32 hexadecimal digits; waits for the device."""
         return {
-            meta.name: digest_of_sums(meta.name, meta.dtype, meta.shape, sums)
+            meta.name: _digest(meta.head, sums)
             for bucket, all_sums in self._sums
-            for meta, sums in zip(bucket, all_sums.cpu(), strict=True)
+            for meta, sums in zip(bucket, all_sums.cpu().numpy(), strict=True)
         }
 
     def hexdigest(self) -> str:
@@ -69,8 +71,11 @@ def digest_of_tensor(name: str, tensor: Tensor) -> str:
 
 def digest_of_sums(name: str, dtype: str, shape: tuple[int, ...], sums: Tensor) -> str:
     """Return a parameter's digest from its sums. dtype: torch's name without the module."""
-    head = msgspec.msgpack.encode([name, dtype, list(shape)])
-    return str(blake3(head + sums.cpu().numpy().astype("<i8").tobytes()).hexdigest(16))
+    return _digest(TensorMeta(name, dtype, shape).head, sums.cpu().numpy())
+
+
+def _digest(head: bytes, sums: NDArray[np.int64]) -> str:
+    return str(blake3(head + sums.astype("<i8", copy=False).tobytes()).hexdigest(16))
 
 
 def byte_sums(tensor: Tensor, first_byte: int = 0) -> Tensor:
@@ -95,7 +100,7 @@ def bucket_sums(flat: Tensor, bucket: Bucket) -> Tensor:
     import torch
 
     place = flat.device
-    lengths = [num_rows(meta) for meta in bucket]
+    lengths = [meta.num_rows for meta in bucket]
     firsts = _on_device([0, *accumulate(lengths)][:-1], place)
     every = torch.arange(len(bucket), device=place)
     owners = torch.repeat_interleave(every, _on_device(lengths, place), output_size=sum(lengths))

@@ -8,17 +8,22 @@ Torch and vLLM are imported inside functions only.
 from __future__ import annotations
 
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from protocol.addresses import listen, own_address_toward
 from protocol.errors import NeighbourError
+from protocol.weights.digest import WeightDigest
+from protocol.weights.wire import Bucket, bucket_num_bytes
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
 
+T = TypeVar("T")
 PEER_LOST = "lost a peer of its weight group"
 
 Store = Any
@@ -122,6 +127,52 @@ class NcclGroup:
     def close(self) -> None:
         """Abort a broadcast under way and free the communicator, some 100 MB of GPU memory; blocks at most 5 s."""
         self._communicator.destroy()
+
+
+class ReceivedPush:
+    """The digest of the buckets that one push sent to a worker.
+
+    is_confirmed: whether the digest equals the learner's.
+    """
+
+    def __init__(self) -> None:
+        self.digest: str | None = None
+        self.is_confirmed = False
+
+    def buckets(
+        self, plan: Sequence[Bucket], device: str | device, broadcast: Callable[[Tensor], None]
+    ) -> Iterator[tuple[Bucket, Tensor]]:
+        """Yield each bucket with its bytes, uint8, as they arrive."""
+        import torch
+
+        digest = WeightDigest(plan)
+        for bucket in plan:
+            flat = torch.empty(bucket_num_bytes(bucket), dtype=torch.uint8, device=device)
+            broadcast(flat)
+            digest.add(flat)
+            yield bucket, flat
+        self.digest = digest.hexdigest()
+
+    def confirm(self, expected: str) -> None:
+        """Accept the push. Raises: ValueError when the received bytes differ from the sent ones."""
+        if self.digest is None or self.digest != expected:
+            raise ValueError(f"weight digest differs: sent {expected or 'nothing'}, received {self.digest}")
+        self.is_confirmed = True
+
+
+def in_thread(name: str, call: Callable[[], T]) -> Future[T]:
+    """Return the call's future result. The thread is a daemon: an executor's thread would block the process's exit."""
+    made: Future[T] = Future()
+    made.set_running_or_notify_cancel()  # the call completes even if its caller stops waiting
+
+    def run() -> None:
+        try:
+            made.set_result(call())
+        except BaseException as error:
+            made.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return made
 
 
 def meet_as_first(listener: socket.socket, world_size: int) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,9 +35,19 @@ class TensorMeta:
     dtype: str  # torch's name without the module: a key of ITEM_BYTES
     shape: tuple[int, ...]  # shape of the whole parameter
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Number of rows of a bucket that the tensor takes."""
+        return -(-self.num_bytes // ROW_BYTES)
+
+    @cached_property
+    def head(self) -> bytes:
+        """Name, type and shape as bytes of its digest."""
+        return msgspec.msgpack.encode([self.name, self.dtype, list(self.shape)])
 
 
 Bucket = tuple[TensorMeta, ...]
@@ -44,23 +55,24 @@ Bucket = tuple[TensorMeta, ...]
 
 def bucket_num_bytes(bucket: Bucket) -> int:
     """Return the length of the flat buffer that carries this bucket, padding included."""
-    return ROW_BYTES * sum(map(num_rows, bucket))
-
-
-def num_rows(meta: TensorMeta) -> int:
-    """Return how many rows of a bucket the tensor takes."""
-    return -(-meta.num_bytes // ROW_BYTES)
+    return ROW_BYTES * sum(meta.num_rows for meta in bucket)
 
 
 def bucket_views(flat: Tensor, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, view) for each tensor of the bucket; the views share memory with `flat`, a uint8 tensor."""
+    row = 0
+    for meta in bucket:
+        yield meta.name, stacked_view(flat, row, meta, 1)[0]
+        row += meta.num_rows
+
+
+def stacked_view(flat: Tensor, row: int, meta: TensorMeta, count: int) -> Tensor:
+    """Return a view [count, *shape] of neighbours in a bucket. meta: of each of them. row: where the first starts."""
     import torch
 
-    offset = 0
-    for meta in bucket:
-        end = offset + meta.num_bytes
-        yield meta.name, flat[offset:end].view(getattr(torch, meta.dtype)).view(meta.shape)
-        offset += ROW_BYTES * num_rows(meta)
+    size = ROW_BYTES * meta.num_rows
+    rows = flat[ROW_BYTES * row : ROW_BYTES * row + count * size].view(count, size)
+    return rows[:, : meta.num_bytes].view(getattr(torch, meta.dtype)).view(count, *meta.shape)
 
 
 def update_message(buckets: Sequence[Bucket]) -> dict[str, Any]:
@@ -103,6 +115,21 @@ def read_update_message(message: Mapping[str, Any]) -> tuple[Bucket, ...]:
         buckets.append(tuple(metas[start : start + length]))
         start += length
     return tuple(buckets)
+
+
+class PlanReader:
+    """Reads update messages. A repeated message gives the same buckets, which then keep their sizes."""
+
+    def __init__(self) -> None:
+        self._message: Mapping[str, Any] = {}
+        self._plan: tuple[Bucket, ...] = ()
+
+    def read(self, message: Mapping[str, Any]) -> tuple[Bucket, ...]:
+        """Return the buckets. Raises: ValueError as `read_update_message`."""
+        if message != self._message:
+            self._plan = read_update_message(message)
+            self._message = message
+        return self._plan
 
 
 class _Update(msgspec.Struct):

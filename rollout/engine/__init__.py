@@ -1,4 +1,4 @@
 """The vLLM engine and the weights in it.
 
-Reading order: engine, start, requests, generation, version_gate, turn_scheduler, weights.
+Reading order: engine, start, generation, version_gate, turn_scheduler, weights.
 """

@@ -3,7 +3,8 @@
     python -m tests.chaos.rounding [--seed N] [--models N] [--pushes N] [--short]
 
 Random models of 16 to 28 layers with 64 experts, whose logits have a deviation of 3: rounding sends tokens to other
-experts, and moves a few logprobs by more than a nat. Before each push every weight moves by up to a percent.
+experts, and moves a few logprobs by more than a nat. Before each push every weight moves by up to a percent. One server
+serves all models of a shape, one learner after another.
 --short: one model of 16 layers, two pushes.
 
 holds: no push is refused. largest, tail, median: the largest of each over all pushes, in nats.
@@ -20,8 +21,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from learner.models.policy import PolicyEngine
 from learner.models.world import join_world
-from learner.rank.probe import natural_text
-from learner.rank.push import RankPusher
+from learner.rank.push import RankPusher, natural_text
 from protocol.settings.settings import Settings
 from tests.benchmarks.push_server import MeasuredLine, served
 from tests.chaos.rig.verdict import conclude, options
@@ -30,7 +30,7 @@ from tests.fakes.ports import free_port
 from tests.fakes.tiny_models import byte_tokenizer
 
 _HOST = "127.0.0.1"
-_LAYERS = range(16, 29)
+_LAYERS = (16, 20, 24, 28)
 _SIZE, _WIDTH, _LOGITS = 256, 0.06, 3.0  # hidden size; deviation of weights and of logits
 
 
@@ -43,17 +43,22 @@ def main() -> int:
     refused: list[str] = []
     seen = np.zeros(3)
     num_models, num_pushes = (1, 2) if asked.short else (asked.models, asked.pushes)
-    for number in range(num_models):
-        with tempfile.TemporaryDirectory() as folder:
-            layers = _LAYERS[0] if asked.short else _LAYERS[number % len(_LAYERS)]
-            model = _make_mixture(Path(folder), layers)
-            with served(model, 1, "in_place") as servers:
+    for place, layers in enumerate(_LAYERS[:num_models]):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            served(_make_mixture(Path(folder), layers), 1, "in_place") as servers,
+        ):
+            for number in range(place, num_models, len(_LAYERS)):
+                model = _make_mixture(Path(folder), layers)
                 pushes = _Pushes(model, [MeasuredLine(name, _HOST, port) for name, port in servers], refused)
                 for version in range(1, num_pushes + 1):
                     pushes.push(version, 10 ** draw.uniform(-6, -2))
                 pushes.pusher.close()
-        seen = np.maximum(seen, pushes.seen)
-        print(f"rounding: model {number + 1} layers={layers} refused={len(refused)} seen={pushes.seen}", flush=True)
+                seen = np.maximum(seen, pushes.seen)
+                print(
+                    f"rounding: model {number + 1} layers={layers} refused={len(refused)} seen={pushes.seen}",
+                    flush=True,
+                )
     figures = dict(zip(("median", "tail", "largest"), map(float, seen), strict=True))
     return conclude(
         "rounding", not refused, models=num_models, pushes=num_models * num_pushes, refused=len(refused), **figures

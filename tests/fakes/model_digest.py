@@ -13,7 +13,7 @@ from protocol.weights.digest import digest_of_all, digest_of_tensor
 def digest_of_model(model: Any, dtype: str | None) -> str:
     """Return the digest that servers hold after a push of a whole model. dtype: as in `PushedWeights`."""
     pushed = PushedWeights(model, nullcontext, lambda part: tuple(part.shape), dtype=dtype, bucket_bytes=1 << 26)
-    tensors = (pair for bucket in pushed.buckets(is_sender=True) for pair in bucket)
+    tensors = pushed.tensors(is_sender=True)
     return digest_of_all({name: digest_of_tensor(name, tensor.detach().contiguous()) for name, tensor in tensors})
 
 

@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 from learner.models.world import join_world
-from learner.rank.probe import natural_text
-from learner.rank.push import RankPusher
+from learner.rank.push import RankPusher, natural_text
 from protocol.settings.settings import Settings
 from rollout.engine.engine import Engine
 from rollout.engine.generation import Sampling

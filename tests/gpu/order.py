@@ -12,7 +12,7 @@ def show_order(machine: Machine) -> Finding:
     """Pack after slow work on one stream, and read in a thread with a stream of its own, as a push does."""
     import torch
 
-    from learner.weights.buckets import BucketMemory, pack
+    from learner.weights.feed import BucketMemory, pack
     from protocol.weights.wire import TensorMeta
 
     size = 64 if machine.device == "cpu" else 8192

@@ -14,7 +14,7 @@ def show_noise(machine: Machine) -> Finding:
     import torch
 
     from learner.models.gradient import score_tokens
-    from learner.rank.probe import _TAIL_TOLERANCES, _TOLERANCE
+    from learner.rank.push import _TAIL_TOLERANCES, _TOLERANCE
     from tests.fakes.engines import PlainEngine
     from tests.gpu.models import TINY, Shape, copied, random_model, trajectories
 

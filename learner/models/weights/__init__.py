@@ -1,1 +1,1 @@
-"""A model's weights as others know them. Reading order: lora, named_weights, pushed, export."""
+"""A model's weights as others know them. Reading order: lora, pushed, export."""

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from learner.models.read_back import WrittenFiles
-from learner.models.weights.named_weights import as_on_disk, weights_of
+from learner.models.weights.pushed import as_on_disk, weights_of
 from protocol.node.small_model_files import TEMPLATES
 from protocol.weights.digest import digest_of_tensor
 from protocol.weights.wire import cut_into_runs

@@ -1,4 +1,4 @@
 """An engine's half of the weight push: code that runs inside vLLM's worker processes.
 
-Reading order: receive, received_push, reload.
+Reading order: receive, reload.
 """

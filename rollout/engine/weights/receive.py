@@ -28,10 +28,9 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferInitInfo
 
-from protocol.weights.group import BroadcastGroup, GlooGroup, nccl_broadcast, reach_store
+from protocol.weights.group import BroadcastGroup, GlooGroup, ReceivedPush, in_thread, nccl_broadcast, reach_store
 from protocol.weights.same_machine import SameMachineGroup
-from protocol.weights.wire import Bucket, bucket_views, read_update_message
-from rollout.engine.weights.received_push import ReceivedPush, in_thread
+from protocol.weights.wire import Bucket, PlanReader
 from rollout.engine.weights.reload import Reload, drop_expert_kernels
 
 ReceivedBuckets = list[tuple[Bucket, Tensor]]
@@ -74,6 +73,7 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._group: Future[BroadcastGroup] | None = None
+        self._plans = PlanReader()
         self._received = ReceivedPush()
         self._receiving: Future[ReceivedBuckets] | None = None
 
@@ -97,7 +97,7 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
             return
         if self._group is None:
             raise RuntimeError("weight push before this server joined a weight group")
-        plan, joined, received = read_update_message(update_info.message), self._group, self._received
+        plan, joined, received = self._plans.read(update_info.message), self._group, self._received
 
         def receive() -> ReceivedBuckets:
             group = joined.result()
@@ -126,7 +126,8 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         drop_expert_kernels(self.model)
         reload = Reload(self.model, self.model_config)
         try:
-            reload.load([view for bucket, flat in buckets for view in bucket_views(flat, bucket)])
+            for bucket, flat in buckets:
+                reload.load(bucket, flat)
         except BaseException:
             reload.abort()
             raise
@@ -144,6 +145,7 @@ class InPlaceLoad:
     """Loads buckets into a paused model as they arrive. A failed push leaves mixed weights, which are not served."""
 
     def __init__(self) -> None:
+        self._plans = PlanReader()
         self._received = ReceivedPush()
         self._reload: Reload | None = None
 
@@ -157,9 +159,9 @@ class InPlaceLoad:
             if update.expected_digest is not None:
                 self._received.confirm(update.expected_digest)
                 return
-            plan = read_update_message(update.message)
+            plan = self._plans.read(update.message)
             for bucket, flat in self._received.buckets(plan, device, broadcast):
-                self._reload.load(list(bucket_views(flat, bucket)))
+                self._reload.load(bucket, flat)
         except BaseException:
             self._reload.abort()
             raise

@@ -7,8 +7,8 @@ push that lacks the other parts shows when the learner compares the server's log
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,8 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
 from vllm.platforms import current_platform
 
+from protocol.weights.wire import Bucket, stacked_view
+
 # It warns of a tied head at every push. `Reload.finish` names what a push lacks.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
@@ -27,7 +29,7 @@ logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(
 class Reload:
     """One replacement of all weights. Generation must be paused from the constructor to `finish` or `abort`.
 
-    Example: reload = Reload(model, config); reload.load(bucket_1); reload.load(bucket_2); reload.finish()
+    Example: reload = Reload(model, config); reload.load(bucket, flat) for each bucket; reload.finish()
     """
 
     def __init__(self, model: Any, model_config: Any) -> None:
@@ -38,20 +40,20 @@ class Reload:
         names = {name for name, _ in model.named_parameters()}
         tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - names
         initialize_layerwise_reload(model)
-        self._experts = _expert_places(model)
+        self._experts = _take_experts(model)
         self._required = {name for name, _ in model.named_parameters()} - tied
 
-    def load(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        others: list[tuple[str, Tensor]] = []
-        of_experts: dict[_Stack, dict[int, Tensor]] = {}
-        for name, tensor in named:
-            stack, expert = self._experts.get(name, (None, 0))
-            if stack is None:
-                others.append((name, tensor))
+    def load(self, bucket: Bucket, flat: Tensor) -> None:
+        """Load a bucket's tensors; neighbouring experts in one call."""
+        others = []
+        row = 0
+        for place, metas in _runs(bucket, self._experts):
+            tensors = stacked_view(flat, row, metas[0], len(metas))
+            if place is None:
+                others.append((metas[0].name, tensors[0]))
             else:
-                of_experts.setdefault(stack, {})[expert] = tensor
-        for stack, tensors in of_experts.items():
-            self._loaded.add(stack.load(tensors))
+                self._loaded.add(place.stack.load(tensors, place.expert))
+            row += sum(meta.num_rows for meta in metas)
         self._loaded |= self._model.load_weights(others) if others else set()
 
     def abort(self) -> None:
@@ -77,40 +79,63 @@ class _Stack(NamedTuple):
     name: str  # of the parameter in the model
     shard: str  # vLLM's name of the weight: w1, w2 or w3
 
-    def load(self, tensors: Mapping[int, Tensor]) -> str:
-        """Load the weights of experts by number, neighbours in one call; returns the parameter's name.
+    def load(self, experts: Tensor, first: int) -> str:
+        """Load the weights [N, ...] of consecutive experts; returns the parameter's name.
 
         This worker's shards are copied, so the received bucket can be freed.
         """
         parameter, config = getattr(self.layer, self.attribute), self.layer.moe_config
-        dim = int(self.shard == "w2")
-        numbers = sorted(tensors)
-        starts = [0, *(i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1] + 1), len(numbers)]
-        for begin, end in pairwise(starts):
-            run = [tensors[number] for number in numbers[begin:end]]
-            size = run[0].shape[dim] // config.tp_size
-            shards = torch.stack([tensor.narrow(dim, size * config.tp_rank, size) for tensor in run])
-            parameter.weight_loader(parameter, shards, self.name, self.shard, numbers[begin])
+        dim = 1 + int(self.shard == "w2")
+        size = experts.shape[dim] // config.tp_size
+        shards = experts.narrow(dim, size * config.tp_rank, size).clone(memory_format=torch.contiguous_format)
+        parameter.weight_loader(parameter, shards, self.name, self.shard, first)
         return self.name
 
 
-def _expert_places(model: Any) -> dict[str, tuple[_Stack, int]]:
-    """Return (weight, expert) by the name in model folders, of the layers that take several experts in one call."""
-    found = {}
+class _Place(NamedTuple):
+    stack: _Stack
+    expert: int
+
+
+def _runs(bucket: Bucket, places: Mapping[str, _Place]) -> Iterator[tuple[_Place | None, Bucket]]:
+    """Yield the bucket's tensors in order: consecutive experts of one weight together, the others one by one."""
+    begin = 0
+    while begin < len(bucket):
+        end, place = begin + 1, places.get(bucket[begin].name)
+        while place and end < len(bucket) and places.get(bucket[end].name) == (place.stack, place.expert + end - begin):
+            end += 1
+        yield place, bucket[begin:end]
+        begin = end
+
+
+def _take_experts(model: Any) -> dict[str, _Place]:
+    """Let the layers take several experts in one call; returns their places by the names in model folders."""
+    layers, places = _expert_places(model)
+    for layer in layers:
+        for attribute in ("w13_weight", "w2_weight"):
+            getattr(layer, attribute).weight_loader = _run_loader(layer)
+        initialize_online_processing(layer)
+    return places
+
+
+@cache
+def _expert_places(model: Any) -> tuple[list[Any], dict[str, _Place]]:
+    """Return the layers that can take several experts in one call, and their weights' places. A model keeps them."""
+    layers, found = [], {}
     for name, layer in model.named_modules():
         if not isinstance(layer, RoutedExperts) or type(layer.quant_method) is not UnquantizedFusedMoEMethod:
             continue
         mapping = layer.get_expert_mapping()
         if len(layer.w13_weight) != 1 + max(expert for _, _, expert, _ in mapping):
             continue  # with expert parallelism a worker has some of them
-        for attribute in ("w13_weight", "w2_weight"):
-            getattr(layer, attribute).weight_loader = _run_loader(layer)
-        initialize_online_processing(layer)
+        layers.append(layer)
         root = layer.layer_name.removesuffix("experts")
+        stacks: dict[tuple[str, str], _Stack] = {}
         for parameter, on_disk, expert, shard in mapping:
             attribute = parameter.removeprefix("experts.") + "weight"
-            found[f"{root}{on_disk}weight"] = (_Stack(layer, attribute, f"{name}.{attribute}", shard), expert)
-    return found
+            stack = stacks.setdefault((attribute, shard), _Stack(layer, attribute, f"{name}.{attribute}", shard))
+            found[f"{root}{on_disk}weight"] = _Place(stack, expert)
+    return layers, found
 
 
 def _run_loader(layer: Any) -> Any:

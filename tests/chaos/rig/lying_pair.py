@@ -16,8 +16,7 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from learner.models.policy import PolicyEngine
-from learner.rank.probe import natural_text
-from learner.rank.push import RankPusher
+from learner.rank.push import RankPusher, natural_text
 from learner.weights.push import PushReport
 from tests.chaos.rig.control_line import ControlLine
 from tests.chaos.rig.lying_server import settings_of

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from protocol.errors import NeighbourError
-from protocol.weights.group import GlooGroup, reach_store
+from protocol.weights.group import GlooGroup, ReceivedPush, in_thread, reach_store
 from protocol.weights.wire import Bucket, bucket_views, read_update_message
-from rollout.engine.weights.received_push import ReceivedPush, in_thread
 from tests.fakes.engines import PacedEngine
 
 Token = tuple[int, float]

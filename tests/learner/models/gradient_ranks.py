@@ -122,10 +122,8 @@ def train(folder: Path) -> dict[str, Any]:
             found[name]["dtype"] = next(iter(policy.weights()))[1].dtype
         if isinstance(policy, PolicyEngine):
             is_sender = dist.get_rank() == 0
-            pushed = policy.pushed_weights(bucket_bytes=50_000).buckets(is_sender=is_sender)
-            found[name]["pushed"] = torch.cat(
-                [torch.empty(0), *(tensor.float().flatten() for bucket in pushed for _, tensor in bucket)]
-            )
+            pushed = policy.pushed_weights(bucket_bytes=50_000).tensors(is_sender=is_sender)
+            found[name]["pushed"] = torch.cat([torch.empty(0), *(tensor.float().flatten() for _, tensor in pushed)])
             if name == EXPORTED:
                 policy.export_hf(folder / f"{dist.get_world_size()} export")
         kept = sum(tensor.nbytes for tensor in found[name].values() if isinstance(tensor, Tensor))

@@ -25,7 +25,7 @@ from learner.models.policy import PolicyEngine
 from learner.models.scoring.scored_model import make_scored
 from learner.objectives.policy_gradient import make_loss
 from learner.objectives.supervised import weighted_nll
-from learner.weights.buckets import BucketMemory, pack
+from learner.weights.feed import BucketMemory, pack
 from protocol.settings.settings import IS_SAVED, Settings
 from protocol.weights.wire import TensorMeta
 from tests.fakes.engines import PlainEngine

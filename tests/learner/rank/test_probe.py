@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from learner.models.policy import PolicyEngine
-from learner.rank.probe import Probe
+from learner.rank.push import Probe
 from protocol.settings.settings import Settings
 
 NUM = 39  # logprobs of a probe of 40 tokens

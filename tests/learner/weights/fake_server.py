@@ -12,10 +12,9 @@ import torch
 
 from protocol.weights.controls import Attempt
 from protocol.weights.digest import WeightDigest
-from protocol.weights.group import PEER_LOST, BroadcastGroup, GlooGroup, PeerLostError, reach_store
+from protocol.weights.group import PEER_LOST, BroadcastGroup, GlooGroup, PeerLostError, in_thread, reach_store
 from protocol.weights.same_machine import SameMachineGroup
 from protocol.weights.wire import bucket_num_bytes, bucket_views, read_update_message
-from rollout.engine.weights.received_push import in_thread
 
 
 class FakeServer:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from learner.weights.calls import Fault, Limits, ask, ask_all
+from learner.weights.link import Fault, Limits, ask, ask_all
 from protocol.weights.controls import ServerControls
 from protocol.weights.group import PEER_LOST, PeerLostError
 from tests.learner.weights.fake_server import FakeServer

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from learner.weights.buckets import BucketMemory, pack
-from learner.weights.feed import Feed, Feeds
+from learner.weights.feed import BucketMemory, Feed, Feeds, pack
 from learner.weights.push import WeightPusher
 from protocol.weights.wire import TensorMeta
 from tests.fakes.planned_weights import plan_buckets

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from learner.weights.buckets import default_bucket_bytes
+from learner.weights.feed import default_bucket_bytes
 from learner.weights.push import WeightPusher
 from tests.fakes.waiting import wait_until
 from tests.learner.weights.fake_server import FakeServer
@@ -159,7 +159,7 @@ def test_learner_that_fails_between_buckets_leaves_no_version_and_servers_join_a
     ("gathered", "text"),
     [
         ([["a"], ["c"]], r"\('c', \(300,\)\)\] where the bucket has \[\('c\', \(300,\)\)\]"),
-        ([["a"], ["c", "b"]], r"where the bucket has \[\('c', \(300,\)\), \('b', \(100,\)\)\]"),
+        ([["a"], ["c", "b"]], r"the plan has \[\('b', \(100,\)\), .* where the bucket has \[\('c', \(300,\)\)\]"),
         ([["a"]], r"the plan has \[\('b', \(100,\)\), \('c', \(300,\)\)\] where the bucket has \[\]"),
         ([["a"], ["b", "c"], ["a"]], r"a bucket of \['a'\] is not in the plan"),
     ],

@@ -16,12 +16,11 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from learner.rank.probe import _NUM_TOKENS
+from learner.rank.push import _NUM_TOKENS
 from protocol.errors import NeighbourError
 from rollout.endpoint.player import AgentPlayer
-from rollout.engine.engine import Engine
+from rollout.engine.engine import Engine, sampling_params, token_request
 from rollout.engine.generation import Sampling
-from rollout.engine.requests import sampling_params, token_request
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.agents import AgentTask
 from rollout.environments.base import Resources, Task

@@ -22,8 +22,7 @@ from learner.models.parked import ParkedModels
 from learner.models.reference import ReferenceModel
 from learner.models.weights.export import export_model
 from learner.models.weights.lora import LoraForm, adapted_layers, adapters_off, write_adapters
-from learner.models.weights.named_weights import Weight, weights_of
-from learner.models.weights.pushed import PushedWeights
+from learner.models.weights.pushed import PushedWeights, Weight, weights_of
 from learner.models.world import join_world
 from protocol.errors import OperatorError
 from tests.benchmarks.packing_table import OneProcess, settings_of
@@ -84,7 +83,7 @@ def test_reference_is_the_base_with_adapters_off_and_they_are_on_again_after(sou
 def test_push_has_the_names_of_the_model_folder_and_adapters_merged(source: Path, tmp_path: Path) -> None:
     model = adapted(source)
     pushed = PushedWeights(model, nullcontext, lambda tensor: tuple(tensor.shape), dtype="float32", bucket_bytes=50_000)
-    merged = dict(pair for bucket in pushed.buckets(is_sender=True) for pair in bucket)
+    merged = dict(pushed.tensors(is_sender=True))
     plain = load_model(settings_of(source))
     assert merged.keys() == dict(plain.named_parameters()).keys()
     plain.load_state_dict(merged, strict=False)

@@ -16,6 +16,8 @@ from torch import Tensor
 from learner.models.model_loading import load_model
 from learner.models.weights.export import export_model
 from learner.models.weights.pushed import PushedWeights
+from learner.weights.feed import BucketMemory, pack
+from protocol.weights.wire import bucket_views
 from tests.benchmarks.packing_table import _BASE, ARCHITECTURES, settings_of
 from tests.fakes.model_digest import digest_of_folder, digest_of_model
 
@@ -43,14 +45,28 @@ def test_push_has_every_tensor_of_the_model_folder_under_its_name(tmp_path: Path
     pushed = pushed_weights(load_model(settings_of(source)))
     expected = load_file(source / "model.safetensors")
     found: dict[str, Tensor] = {}
-    for planned, tensors in zip(pushed.plan, pushed.buckets(is_sender=True), strict=True):
-        bucket = list(tensors)
+    for planned, flat in zip(
+        pushed.plan,
+        pack(pushed.plan, pushed.buckets(is_sender=True), BucketMemory(pushed.plan, "cpu")),
+        strict=True,
+    ):
         assert len(planned) == 1 or sum(meta.num_bytes for meta in planned) <= BUCKET_BYTES
-        assert [(meta.name, meta.shape) for meta in planned] == [(name, tuple(t.shape)) for name, t in bucket]
-        found |= {name: tensor.clone() for name, tensor in bucket}
+        found |= {name: view.clone() for name, view in bucket_views(flat, planned)}
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert len(pushed.plan) > 1
+
+
+@pytest.mark.parametrize("architecture", ["MixtralConfig", "Qwen3MoeConfig"])
+def test_a_part_of_all_experts_is_one_copy_and_places_are_known_before_the_push(
+    tmp_path: Path, architecture: str
+) -> None:
+    model = load_model(settings_of(folder_of(architecture, tmp_path)))
+    pushed = PushedWeights(model, nullcontext, lambda part: tuple(part.shape), dtype="float32", bucket_bytes=1 << 26)
+    model._weight_conversions = None  # a push needs no names of transformers
+    copies = [tensor for bucket in pushed.buckets(is_sender=True) for _, tensor in bucket]
+    stacked = [name for name, _ in model.named_parameters() if name.endswith(("gate_up_proj", "down_proj"))]
+    assert len(copies) == len(list(model.named_parameters())) + len(stacked) // 2  # gate and up are one in memory
 
 
 def test_bias_of_a_router_stays_float32_in_pushes_files_and_digests_of_a_bfloat16_model(
@@ -63,7 +79,7 @@ def test_bias_of_a_router_stays_float32_in_pushes_files_and_digests_of_a_bfloat1
     model = load_model(replace(settings_of(source), dtype="bfloat16"))
     pushed, on_disk = pushed_weights(model, "bfloat16"), load_file(source / "model.safetensors")
     types = {meta.name: meta.dtype for bucket in pushed.plan for meta in bucket}
-    found = {name: tensor.clone() for bucket in pushed.buckets(is_sender=True) for name, tensor in bucket}
+    found = {name: tensor.clone() for name, tensor in pushed.tensors(is_sender=True)}
     biases = [name for name in types if name.endswith("e_score_correction_bias")]
     assert biases
     assert all(torch.equal(found[name], on_disk[name]) for name in biases)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from protocol.weights.digest import WeightDigest
+from protocol.weights.group import ReceivedPush
 from protocol.weights.wire import TensorMeta, bucket_num_bytes
-from rollout.engine.weights.received_push import ReceivedPush
 from tests.fakes.planned_weights import plan_buckets
 
 PLAN = plan_buckets([TensorMeta("a", "float32", (2,)), TensorMeta("b", "float32", (40,))], 100)
