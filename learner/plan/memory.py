@@ -91,6 +91,18 @@ def loading_bytes(settings: Settings, sizes: Sizes) -> int:
     return max(model.parameters for model in models) * BYTES[settings.policy.dtype]
 
 
+def push_bytes(settings: Settings, size: ModelSize, bucket_bytes: int) -> int:
+    """Return what a push adds to each of a server's GPUs.
+
+    vLLM makes a second copy of the layer that it loads, and keeps what came of the layer until all of it has come:
+    views of up to two buckets, and the experts' shards. bucket_bytes: 0 where buckets are in the host's memory.
+    """
+    width, num_workers = BYTES[settings.policy.dtype], settings.rollout.tensor_parallel_size
+    largest, experts = width * size.largest_weight, width * 3 * size.stacked_experts // 2
+    of_largest = max(bucket_bytes, largest if bucket_bytes else 0) + largest // num_workers
+    return max(of_largest, 2 * bucket_bytes + 2 * experts // num_workers)
+
+
 def trained_memory(size: ModelSize, dtype: str, zero_stage: int, num_ranks: int, offload: Offload) -> Memory:
     """Return one rank's memory of a trained model, without activations. zero_stage: the effective stage."""
     trained = size.adapters or size.parameters

@@ -26,9 +26,8 @@ def show_plan(topology: Topology, title: str, facts: Sequence[str]) -> None:
         console.print(_totals(topology), soft_wrap=True)
         if topology.shares_devices:
             console.print(_turns(topology), soft_wrap=True)
-        for words in (describe_loading(topology), tight_words(topology), describe_crowded(topology)):
-            if words:
-                console.print(words, soft_wrap=True)
+        for words in _notices(topology):
+            console.print(words, soft_wrap=True)
     else:
         console.print(
             "No Sluice cluster runs here: GPUs are as in the settings, and 0 on a cluster without GPUs.", soft_wrap=True
@@ -46,15 +45,19 @@ def plan_as_json(topology: Topology, title: str, facts: Sequence[str]) -> str:
             "gpus_each": each.num_gpus,
             "memory_bytes": each.memory_bytes,
             "host_bytes": each.host_bytes,
+            "push_bytes": each.push_bytes,
             "nodes": [node.node_ip for node in each.places],
         }
         for each in (topology.coordinator, topology.ranks, topology.servers)
     ]
     nodes = [{"name": node.node_ip, "gpus": node.num_gpus, "gpu_bytes": node.gpu_bytes} for node in topology.nodes]
-    words = [
-        words for words in (describe_loading(topology), tight_words(topology), describe_crowded(topology)) if words
-    ]
-    return json.dumps({"run": title, "processes": processes, "nodes": nodes, "facts": [*words, *facts]})
+    facts = [*_notices(topology), *facts]
+    return json.dumps({"run": title, "processes": processes, "nodes": nodes, "facts": facts})
+
+
+def _notices(topology: Topology) -> list[str]:
+    notices = (describe_loading, describe_push, tight_words, describe_crowded)
+    return [words for notice in notices if (words := notice(topology))]
 
 
 def node_rows(topology: Topology) -> list[tuple[str, str, str, str, str]]:
@@ -97,6 +100,18 @@ def describe_loading(topology: Topology) -> str:
     return (
         f"Rank 0 reads the whole model: {_size(ranks.loading_bytes)} in the memory {where} while the ranks load. The "
         "others receive their part from it."
+    )
+
+
+def describe_push(topology: Topology) -> str:
+    """Return the memory that servers need only while a push loads; "" where it is less than a GB."""
+    servers = topology.servers
+    if not servers.count or servers.push_bytes < _GB:
+        return ""
+    where = "each GPU of a server" if servers.num_gpus else "a server"
+    return (
+        f"While a push loads, {where} takes {_size(servers.push_bytes)} more. vLLM leaves 8% of a GPU free by default: "
+        "lower gpu_memory_utilization in rollout.engine_args if that is less."
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from learner.disk.model_folder import BYTES
 from learner.plan.assign import FreeCapacity, RoleRequest, assign, assign_together, place
-from learner.plan.memory import Sizes, loading_bytes, rank_memory
+from learner.plan.memory import Sizes, loading_bytes, push_bytes, rank_memory
 from learner.plan.needs import is_reference_the_base, needs_of, needs_reference
 from learner.plan.processes import Backend, Node, Processes, Topology
 from learner.plan.shortages import (
@@ -22,6 +22,7 @@ from protocol.errors import SettingsError
 from protocol.settings.placement import RankPlacement, can_take_turns, processes_per_node
 from protocol.settings.settings import Settings
 from protocol.settings.zero_stage import zero_stage_of
+from protocol.weights.wire import BUCKET_BYTES
 
 _RANK = "learner rank"
 _SERVER = "rollout server"
@@ -149,6 +150,7 @@ def _servers(settings: Settings, sizes: Sizes, has_gpus: bool, backend: Backend,
     has_copy = backend == "gloo" and settings.weights.second_copy is not False and not is_shared
     copy = whole * size if has_copy else 0
     weights = whole // size
+    bucket = (settings.weights.bucket_mb or 0) << 20 or BUCKET_BYTES["cuda" if has_gpus else "cpu"]
     return Processes(
         role=_SERVER,
         count=settings.rollout.num_servers if needs_of(settings).rollouts else 0,
@@ -157,6 +159,7 @@ def _servers(settings: Settings, sizes: Sizes, has_gpus: bool, backend: Backend,
         memory_bytes=weights if has_gpus else whole + copy,
         besides="+ KV cache" if has_gpus or not copy else "with a push's second copy + KV cache",
         host_bytes=copy if has_gpus else 0,
+        push_bytes=push_bytes(settings, sizes.policy, 0 if has_copy else bucket),
         copy_bytes=copy,
         state_bytes=weights,
         resources=placed.resources,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from protocol.weights.wire import ROW_BYTES, Bucket, TensorMeta, bucket_num_bytes, stacked_view
+from protocol.weights.wire import BUCKET_BYTES, ROW_BYTES, Bucket, TensorMeta, bucket_num_bytes, stacked_view
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,8 +84,8 @@ def device_of(backend: str) -> str:
 
 
 def default_bucket_bytes(backend: str) -> int:
-    """Return the default bucket size: on a CPU it fits the cache, on a GPU it saturates one broadcast."""
-    return (256 if device_of(backend) == "cuda" else 16) << 20
+    """Return the default bucket size on the device of the backend's buckets."""
+    return BUCKET_BYTES[device_of(backend)]
 
 
 def _pack_bucket(bucket: Bucket, tensors: Iterable[tuple[str, Tensor]], memory: BucketMemory) -> Tensor:

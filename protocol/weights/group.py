@@ -151,6 +151,7 @@ class ReceivedPush:
             broadcast(flat)
             digest.add(flat)
             yield bucket, flat
+            del flat  # before the next one is allocated
         self.digest = digest.hexdigest()
 
     def confirm(self, expected: str) -> None:

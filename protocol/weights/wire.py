@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 3
 ROW_BYTES = 4096  # every tensor of a bucket starts at such a boundary: the digest reads rows; gaps hold zeros
 MAX_TENSORS = 1_000_000
+BUCKET_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}  # defaults: a CPU's cache; enough for one broadcast of a GPU
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
 

@@ -188,14 +188,14 @@ def _pieces(bucket: Sequence[tuple[Weight, TensorMeta, _Place]]) -> list[tuple[W
     """Return the tensors of a bucket with their weights; evenly spaced neighbours of one weight are one piece."""
     found: list[tuple[Weight, _Piece]] = []
     for weight, meta, place in bucket:
-        if found and found[-1][0] is weight and (joined := _joined(found[-1][1], meta, place)) is not None:
-            found[-1] = (weight, joined)
+        if found and found[-1][0] is weight and (longer := _extend(found[-1][1], meta, place)) is not None:
+            found[-1] = (weight, longer)
         else:
             found.append((weight, _Piece((meta,), place)))
     return found
 
 
-def _joined(piece: _Piece, meta: TensorMeta, place: _Place) -> _Piece | None:
+def _extend(piece: _Piece, meta: TensorMeta, place: _Place) -> _Piece | None:
     """Return the piece with one tensor more, or None when the tensor does not continue it."""
     num, (shape, stride, offset) = len(piece.metas), piece.place
     if offset is None or place.offset is None:

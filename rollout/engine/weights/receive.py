@@ -162,6 +162,7 @@ class InPlaceLoad:
             plan = self._plans.read(update.message)
             for bucket, flat in self._received.buckets(plan, device, broadcast):
                 self._reload.load(bucket, flat)
+                del flat
         except BaseException:
             self._reload.abort()
             raise

@@ -2,13 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from learner.disk.model_folder import ModelSize, read_model_size, size_of_shape
-from learner.plan.memory import Memory, Sizes, activation_bytes, rank_memory, read_sizes, trained_memory
+from learner.plan.memory import Memory, Sizes, activation_bytes, push_bytes, rank_memory, read_sizes, trained_memory
 from protocol.settings.policy import LoraSettings
 from protocol.settings.settings import Settings
 from protocol.settings.zero_stage import Offload
@@ -166,7 +167,22 @@ def test_size_is_read_from_the_model_folder(tmp_path: Path) -> None:
     attention, mlp = 4 * (64 + 64), 3 * (64 + 192)
     assert sizes.policy.adapters == 4 * 2 * (attention + mlp)
     assert (sizes.policy.num_layers, sizes.policy.hidden_size) == (2, 64)
-    assert sizes.critic == ModelSize(sizes.policy.parameters, 0, 2, 64, sizes.policy.kept_in_layer)
+    assert sizes.critic == replace(sizes.policy, adapters=0)
     assert sizes.reference is None
     one = given.policy.lora.model_copy(update={"targets": ("q_proj",)})
     assert read_model_size(folder, one).adapters == 4 * 2 * (64 + 64)
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "intermediate_size", "allocated"),
+    [(896, 4864, 544.5e6), (1536, 8960, 933.5e6)],
+    ids=["0.5B", "1.5B"],
+)
+def test_a_push_adds_what_a_real_engine_allocated_while_it_loaded(
+    hidden_size: int, intermediate_size: int, allocated: float
+) -> None:
+    """allocated: the peak of torch's allocations in vLLM's loading, buckets of 16 MiB, on a CPU."""
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 14, "vocab_size": 151936}
+    size = size_of_shape(1, {**shape, "hidden_size": hidden_size, "intermediate_size": intermediate_size})
+    settings = Settings.model_validate({"policy": {"dtype": "bfloat16"}})
+    assert push_bytes(settings, size, 16 << 20) == pytest.approx(allocated, rel=0.05)

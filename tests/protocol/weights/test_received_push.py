@@ -1,5 +1,6 @@
 """A push is confirmed only by the digest of the received bytes."""
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -45,6 +46,19 @@ def test_push_is_confirmed_by_the_digest_of_what_came() -> None:
     received.confirm(_digest(1, 2))
 
     assert received.is_confirmed
+
+
+def test_a_bucket_is_freed_before_the_next_one_comes() -> None:
+    alive: list[int] = []
+    came: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+
+    def broadcast(flat: torch.Tensor) -> None:
+        came.add(flat)
+        alive.append(len(came))
+
+    for _, flat in ReceivedPush().buckets(PLAN, "cpu", broadcast):
+        del flat
+    assert alive == [1] * len(PLAN) == [1, 1]
 
 
 def test_push_whose_last_byte_differs_is_refused() -> None:
