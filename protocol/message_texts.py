@@ -53,10 +53,16 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options
         return tokenizer.apply_chat_template(texts, **options)
 
 
-def opening(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
-    """Return the option with which a template ends a prompt: a new turn, or the assistant's last message left open."""
-    is_begun = bool(messages) and messages[-1].get("role") == "assistant"
-    return {"continue_final_message": True} if is_begun else {"add_generation_prompt": True}
+def render_prompt(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    """Return the text of a prompt: the messages and the start of an answer, or the assistant's last one unfinished.
+
+    Raises: what the template raises.
+    """
+    last = messages[-1] if messages else {}
+    begun = last.get("content") if last.get("role") == "assistant" and not last.get("tool_calls") else None
+    asked = messages[:-1] if begun else messages
+    text = render_chat(tokenizer, asked, tokenize=False, add_generation_prompt=True, **options)
+    return f"{text}{begun or ''}"
 
 
 def _with_arguments(message: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:

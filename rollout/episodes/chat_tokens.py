@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from protocol.errors import NeighbourError
-from protocol.message_texts import ContentError, check_template_kwargs, opening, render_chat, with_texts
+from protocol.message_texts import ContentError, check_template_kwargs, render_chat, render_prompt, with_texts
 from protocol.one_line import one_line
 from rollout.environments.base import Chat, Messages, Observation, Prompt, RenderedText
 from rollout.environments.guard import ENVIRONMENT
@@ -73,7 +73,7 @@ class ChatTokens:
         try:
             if any(self._names.occur_in(text) for text in _strings([chat.messages, chat.tools])):
                 return self._prompt_with_names(chat)
-            return list(self._render(chat, PROMPT, tokenize=True))
+            return self._encode(self._render(chat, PROMPT), PROMPT)
         except RecursionError:
             raise NeighbourError(PROMPT, _ENDLESS) from None
 
@@ -118,7 +118,7 @@ class ChatTokens:
         if any(self._names.occur_in(text) for text in strings):
             messages, tools = self._with_cut_strings([messages, tools], strings, name_mark, ENVIRONMENT)
         before: Messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": turn_mark}]
-        rendered = str(self._render(Chat(before + messages, tools), ENVIRONMENT, tokenize=False))
+        rendered = self._render(Chat(before + messages, tools), ENVIRONMENT)
         _, found, behind = rendered.partition(turn_mark)
         if not found or turn_mark in behind:
             raise NeighbourError(ENVIRONMENT, "the model's chat template does not render a turn once and unchanged")
@@ -169,7 +169,7 @@ class ChatTokens:
         strings = list(_strings([chat.messages, chat.tools]))
         mark, _ = _marks_outside(strings, PROMPT)
         marked = Chat(*self._with_cut_strings([chat.messages, chat.tools], strings, mark, PROMPT))
-        return self._in_pieces(str(self._render(marked, PROMPT, tokenize=False)).split(mark), PROMPT)
+        return self._in_pieces(self._render(marked, PROMPT).split(mark), PROMPT)
 
     def _with_cut_strings(self, value: Any, strings: Sequence[str], mark: str, boundary: str) -> Any:
         """Return messages and tools with every name in their strings cut in two by a mark."""
@@ -193,18 +193,13 @@ class ChatTokens:
         except Exception as error:  # tokenizers raise Exception itself
             raise NeighbourError(boundary, f"the tokenizer cannot encode it: {one_line(error)}") from error
 
-    def _render(self, chat: Chat, boundary: str, tokenize: bool) -> Any:
+    def _render(self, chat: Chat, boundary: str) -> str:
         options: dict[str, Any] = {"tools": chat.tools} if chat.tools else {}
         try:
-            return render_chat(
-                self._tokenizer,
-                chat.messages,
-                tokenize=tokenize,
-                return_dict=False,
-                **(opening(chat.messages) if boundary == PROMPT else {"add_generation_prompt": True}),
-                **options,
-                **self._template_kwargs,
-            )
+            if boundary == PROMPT:
+                return render_prompt(self._tokenizer, chat.messages, **options, **self._template_kwargs)
+            options |= {"tokenize": False, "add_generation_prompt": True}
+            return str(render_chat(self._tokenizer, chat.messages, **options, **self._template_kwargs))
         except Exception as error:  # templates raise whatever jinja does
             raise NeighbourError(boundary, f"the model's chat template refuses it: {one_line(error)}") from error
 

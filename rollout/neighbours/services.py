@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import HttpUrl
 
 from protocol.errors import OperatorError
-from protocol.message_texts import opening, render_chat, with_texts
+from protocol.message_texts import render_prompt, with_texts
 from protocol.settings.rewards import RewardEndpoint, RewardsSettings
 from protocol.settings.run_spec import RunSpec
 from rollout.environments.base import Messages, Resources
@@ -96,8 +96,7 @@ class Services(ClosedAtExit):
 
     def _render(self, messages: Messages) -> str:
         """Return chat messages in the model's template."""
-        options = {**opening(messages), "tokenize": False, **self._spec.rollout.chat_template_kwargs}
-        return str(render_chat(self._tokenizer, with_texts(messages), **options))
+        return render_prompt(self._tokenizer, with_texts(messages), **self._spec.rollout.chat_template_kwargs)
 
 
 def _score_request_of(row: Mapping[str, Any]) -> ScoreRequest:

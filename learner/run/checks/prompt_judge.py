@@ -19,7 +19,7 @@ from learner.data.prompt_reading import Refusal
 from learner.data.prompts import Prompt
 from learner.data.sft_rows import left_out
 from protocol.errors import SettingsError
-from protocol.message_texts import check_template_kwargs, opening, render_chat, with_texts
+from protocol.message_texts import check_template_kwargs, render_prompt, with_texts
 from protocol.settings.settings import Settings
 
 # Tokens that a tokenizer adds around a text, such as begin and end marks.
@@ -139,7 +139,8 @@ def _signature(messages: Sequence[dict[str, Any]]) -> _Signature | None:
     """Return the roles, which decide what a template adds; None when messages hold more than texts."""
     parts = []
     for message in messages:
-        if len(message) != 2 or not isinstance(message["content"], str) or not message["content"].strip():
+        is_plain = len(message) == 2 and message["role"] in ("system", "user", "assistant")
+        if not is_plain or not isinstance(message["content"], str) or not message["content"].strip():
             return None
         parts.append((str(message["role"]),))
     return tuple(parts)
@@ -177,7 +178,7 @@ def _measure_one(tokenizer: Any, prompt: str | list[dict[str, Any]], template_kw
         if isinstance(prompt, str):
             return PromptLength(len(tokenizer.encode(prompt)), len(prompt.encode()))
         messages = with_texts(prompt)
-        text = render_chat(tokenizer, messages, tokenize=False, **opening(messages), **template_kwargs)
+        text = render_prompt(tokenizer, messages, **template_kwargs)
         for message in messages:
             word = left_out(message.get("content"), text) if message.get("role") != "assistant" else None
             if word is not None:
