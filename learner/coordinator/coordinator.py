@@ -132,7 +132,7 @@ class Coordinator:
             case m.NextBatch():
                 self._on_next(peer, message, now)
             case m.StepEnd():
-                self._steps.finish(message)
+                self._steps.finish(message, self._servers)
                 if (reason := self._steps.unhealthy_reason) is not None:
                     self.give_up(reason)
                 self._mailbox.confirm(peer, message.request)

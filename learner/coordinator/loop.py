@@ -56,9 +56,10 @@ class CoordinatorLoop:
                 self._receive_all()
                 self._run_commands()
                 self._coordinator.advance(time.monotonic())
-                self._send_all()
-                if time.monotonic() - status_at > _STATUS_EVERY_S:
+                # A rank learns that its step is recorded from _send_all. The status has the step then.
+                if self._coordinator.step != self.status.step or time.monotonic() - status_at > _STATUS_EVERY_S:
                     self.status, status_at = self._coordinator.status(), time.monotonic()
+                self._send_all()
         except BaseException as error:
             self.failure = error
             _log.exception("the coordinator's loop ended")

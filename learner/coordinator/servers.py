@@ -27,6 +27,7 @@ class Servers:
 
     def __init__(self) -> None:
         self._servers: dict[str, Server] = {}
+        self._num_running = self._num_outside = 0  # sums over heartbeats: samples in an engine, and outside
 
     def note(self, name: str) -> Server:
         """Record that a server sent a message; returns its state, a new one for a new server."""
@@ -60,6 +61,15 @@ class Servers:
     def note_heartbeat(self, name: str, message: m.Heartbeat) -> None:
         server = self.note(name)
         server.heartbeat, server.policy_version = message, message.policy_version
+        self._num_running += message.num_running
+        self._num_outside += message.num_waiting
+
+    def take_outside_share(self) -> dict[str, float]:
+        """Return the share of samples outside the engines over the heartbeats since the last call."""
+        num_running, num_outside = self._num_running, self._num_outside
+        self._num_running = self._num_outside = 0
+        total = num_running + num_outside
+        return {"perf/outside_share": num_outside / total} if total else {}
 
     def forget_state(self, name: str) -> None:
         """Record that a server was lost or restarted: its weights are unknown and it has room for nothing."""

@@ -24,7 +24,7 @@ class Alarm:
     """A figure out of bounds."""
 
     name: str
-    text: str  # measured value, its meaning, and the settings to change
+    text: str  # measured value, a colon, its meaning, and the settings to change
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,21 @@ class Rule:
     text: str  # format of the alarm: {value} is the figure, {line} the whole line
 
 
+# The heaviest first.
 RULES = {
+    "equal_groups": Rule(
+        "reward/equal_group_share",
+        lambda share, bounds, line: share > bounds.equal_groups,
+        "{value:.0%} of the groups have equal rewards: they teach nothing about which sample was better. If every "
+        "reward is 0, try the scorer with sluice check-reward, and name it in rewards.endpoints. Otherwise use prompts "
+        "of another difficulty, a larger rollout.group_size, or filter.dynamic_sampling.",
+    ),
+    "no_gradient": Rule(
+        "policy/grad_norm",
+        lambda norm, bounds, line: norm == 0,
+        "gradient norm 0: the step changed no weight. Groups with equal rewards do that. If rewards differ inside "
+        "groups, the loss leaves out every token: see learner.correction and learner.clip_high.",
+    ),
     "ratio": Rule(
         "policy/ratio_mean",
         lambda ratio, bounds, line: not bounds.ratio_low <= ratio <= bounds.ratio_high,
@@ -82,13 +96,6 @@ RULES = {
         lambda norm, bounds, line: norm > bounds.grad_norm,
         "gradient norm {value:.3g} before clipping: a few tokens decide the step's direction. Lower learner.lr, and "
         "look for rewards of another scale in reward/std.",
-    ),
-    "equal_groups": Rule(
-        "reward/equal_group_share",
-        lambda share, bounds, line: share > bounds.equal_groups,
-        "{value:.0%} of the groups have equal rewards and teach nothing about which sample was better. If every reward "
-        "is 0, try the scorer with sluice check-reward, and name it in rewards.endpoints. Otherwise use prompts of "
-        "another difficulty, a larger rollout.group_size, or filter.dynamic_sampling.",
     ),
     "truncated": Rule(
         "length/truncated_share",
@@ -144,6 +151,12 @@ class HealthWatch:
         is_known = len(self._kl_stale) >= _NUM_NEEDED
         usual = {_USUAL_KL_STALE: median(self._kl_stale)} if is_known else {}
         return {**line, **usual}
+
+    @property
+    def summary(self) -> str:
+        """The alarms of the newest step in one sentence, the heaviest first; empty without any."""
+        values = [self.active[name].text.partition(":")[0] for name in RULES if name in self.active]
+        return f"Alarms at the end: {'; '.join(values)}. The report has their cures." if values else ""
 
     @property
     def stop_reason(self) -> str | None:

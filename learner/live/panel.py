@@ -21,7 +21,8 @@ from learner.live.status import RunStatus, ServerStatus
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_POINTS = 32
-_SPARK_COLUMNS = 48  # of the panel, without the sparkline
+_SPARK_COLUMNS = 52  # of the panel, without the sparkline
+_ECHO_COLUMNS = 4
 _SMALL = (80, 24)  # columns, rows
 _FACT_ROWS = 17  # of the panel, without servers and messages
 _NUM_SERVERS = 8
@@ -36,11 +37,14 @@ _HEALTH = (
 )
 # Part of a step's time -> what it waits for, and what to change.
 _SLOW = {
-    "time/wait_s": "waited for generation: add servers or shorten answers",
+    "time/wait_s": "waited for {awaited}",
     "time/train_s": "was training: add ranks, or raise learner.micro_batch_tokens",
     "time/push_s": "pushed weights: raise weights.bucket_mb, or take more groups per step",
 }
 _MUCH = 0.4
+_GENERATION = "generation: add servers or shorten answers"
+_OUTSIDE = "rewards or the environment, while the engines were idle: make them faster, or run more of them at once"
+_FAILED = "samples that failed ({num:.0f}{most}) and were sampled again: repair what fails"
 _LAST_STEP = (
     ("health", _HEALTH),
     (
@@ -95,7 +99,7 @@ class PanelState:
     scored: Mapping[str, float] = field(default_factory=dict)  # newest line with a held-out score
     rewards: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_REWARDS))  # reward/mean of each step
     pace: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))  # (step, at_s) pairs
-    times: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))  # seconds by part
+    timed: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))  # lines of steps
     is_over: bool = False  # the run has ended: nothing is sampled any more
     status: RunStatus | None = None  # the coordinator's newest status; None before the first
     phase: str = ""
@@ -109,7 +113,7 @@ class PanelState:
         if main_set(line):
             self.scored = line
         if is_new and "time/wait_s" in line:
-            self.times.append(step_times(line))
+            self.timed.append(line)
         if is_new and "at_s" in line:
             self.pace.append((line["step"], line["at_s"]))
 
@@ -136,14 +140,16 @@ def render_panel(
     num_free = rows - _FACT_ROWS - (0 if state.is_over else num_servers)
     for at, text in _fitting(messages, columns, num_free):
         parts.append(Text(f"{time.strftime('%H:%M:%S', time.localtime(at))} {text}", style="yellow"))
-    return Panel(Group(*parts), title="sluice", title_align="left", box=box.ROUNDED, border_style="cyan")
+    # A terminal writes ^C after the panel. It must fit on the panel's last line, which the next frame begins at.
+    width = columns - _ECHO_COLUMNS
+    return Panel(Group(*parts), title="sluice", title_align="left", box=box.ROUNDED, border_style="cyan", width=width)
 
 
 def _fitting(messages: Sequence[tuple[float, str]], columns: int, rows: int) -> list[tuple[float, str]]:
     """Return the newest messages that fit into the rows, at least one: the terminal would cut the newest off."""
     shown: list[tuple[float, str]] = []
     for message in reversed(messages):
-        rows -= 1 + (len(message[1]) + 9) // (columns - 12)
+        rows -= 1 + (len(message[1]) + 9) // (columns - _ECHO_COLUMNS - 12)
         if shown and rows < 0:
             break
         shown.insert(0, message)
@@ -180,13 +186,30 @@ def step_times(line: Mapping[str, float]) -> dict[str, float]:
     return {key: line.get(key, 0.0) for key in _SLOW}
 
 
-def describe_slowness(times: Sequence[Mapping[str, float]]) -> str:
-    """Return what most of the last steps' time went to, and what to change; empty without a large part."""
+def describe_slowness(lines: Sequence[Mapping[str, float]], failed: Mapping[str, int]) -> str:
+    """Return what most of the last steps' time went to, and what to change; empty without a large part.
+
+    failed: failed samples of the run by what failed.
+    """
+    times = [step_times(line) for line in lines]
     total = sum(sum(step.values()) for step in times)
     part = max(_SLOW, key=lambda key: sum(step[key] for step in times))
     share = sum(step[part] for step in times) / total if total else 0.0
     steps = "step" if len(times) == 1 else f"{len(times)} steps"
-    return f"{share:.0%} of the last {steps} {_SLOW[part]}" if share > _MUCH else ""
+    wanted = _SLOW[part].format(awaited=_awaited(lines, failed))
+    return f"{share:.0%} of the last {steps} {wanted}" if share > _MUCH else ""
+
+
+def _awaited(lines: Sequence[Mapping[str, float]], failed: Mapping[str, int]) -> str:
+    """Return what the samples of these steps waited for, and what to change."""
+    if not lines:
+        return _GENERATION
+    num_failed = lines[-1].get("data/failed", 0) - (lines[0].get("data/failed", 0) if len(lines) > 1 else 0)
+    if num_failed > _MUCH * sum(line.get("data/num_samples", 0) for line in lines):
+        most = f", most by {one_line(max(failed, key=lambda name: failed[name]))}" if failed else ""
+        return _FAILED.format(num=num_failed, most=most)
+    outside = [line["perf/outside_share"] for line in lines if "perf/outside_share" in line]
+    return _OUTSIDE if sum(outside) > len(outside) / 2 else _GENERATION
 
 
 def _progress(state: PanelState, elapsed_s: float) -> Table:
@@ -217,7 +240,8 @@ def _facts(state: PanelState, status: RunStatus, spark_columns: int) -> Iterator
     for label, shapes in _LAST_STEP:
         if shown := [shape.format(line[key]) for key, shape in shapes if key in line]:
             yield label, ", ".join(shown)
-    if slow := describe_slowness(state.times):
+    failed = {name.partition(":")[2]: count for name, count in status.counts.items() if name.startswith("failed:")}
+    if slow := describe_slowness(state.timed, failed):
         yield "slow", Text(slow)
     if state.is_over:
         return

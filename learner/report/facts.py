@@ -30,6 +30,7 @@ class LedgerFacts:
     finishes: dict[str, int]  # finish -> trained trajectories, most first
     reasons: list[tuple[str, int]]  # (reason, skipped prompts), most first, at most 20
     events: dict[str, int]  # kind -> events, most first
+    failures: dict[str, int]  # what failed -> samples that it failed
 
 
 @dataclass(frozen=True)
@@ -125,4 +126,5 @@ def _query(db: sqlite3.Connection) -> LedgerFacts:
             (f"{FILTERED}%", _NUM_REASONS),
         ).fetchall(),
         events=dict(db.execute("SELECT kind, COUNT(*) FROM events GROUP BY kind ORDER BY 2 DESC")),
+        failures=dict(db.execute("SELECT boundary, COUNT(*) FROM failures GROUP BY boundary")),
     )

@@ -46,7 +46,7 @@ Samples trained per second: perf/samples_per_s samples/s
 Model tokens trained per second: perf/tokens_per_s tokens/s
 Share of the devices' peak: perf/mfu share
 Window (groups): data/window_used used
-Prompts: data/retried retried, data/skipped skipped
+Prompts: data/retried retried, data/skipped skipped, data/failed samples failed
 Tokens trained so far: progress/tokens tokens
 Passes over data.train: progress/epoch epochs
 Groups filtered before a step: data/filtered_low too hard, data/filtered_high too easy

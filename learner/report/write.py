@@ -26,20 +26,21 @@ from protocol.disk.files import replacing
 from protocol.errors import OperatorError
 
 _FOLDER = Path(__file__).parent
+_RECORDS = ("settings.yaml", "metrics.jsonl", "ledger.sqlite", "samples.jsonl")
 
 
 def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
     """Write report.html into the run folder and return its path.
 
     tokenizer_dir: folder with tokenizer.json; None: policy.model of the run's settings, where that is a folder.
-    Raises: OperatorError when run_folder is not a folder or cannot be written.
+    Raises: OperatorError when run_folder is not a run's folder or cannot be written.
     """
     run = _read(run_folder)
     notes = list(run.notes)
     groups = read_groups(run_folder / "samples.jsonl", tokenizer_dir or _model_folder(run), notes)
     steps = compared_steps(run.lines)
     changes, pairs = pair_answers(run_folder / "evaluations.jsonl", *steps)
-    times = [step_times(line) for line in run.lines if "time/wait_s" in line]
+    timed = [line for line in run.lines if "time/wait_s" in line]
     outside, num_checked = outside_band(run.lines)
     page = _render(
         "page.html.j2",
@@ -54,8 +55,8 @@ def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
         changes=changes,
         pairs=pairs,
         steps=steps,
-        slowness=describe_slowness(times),
-        shares=_shares(times),
+        slowness=describe_slowness(timed, run.ledger.failures if run.ledger else {}),
+        shares=_shares([step_times(line) for line in timed]),
         settings=settings_table(run.settings) if run.settings else [],
         notes=notes,
     )
@@ -65,8 +66,10 @@ def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
 def write_comparison(run_folders: Sequence[Path]) -> Path:
     """Write a page that compares runs next to the first run's folder, and return its path.
 
-    Raises: OperatorError when one of them is not a folder, or the page cannot be written.
+    Raises: OperatorError when one of them is not a run's folder or is there twice, or the page cannot be written.
     """
+    if len({folder.resolve() for folder in run_folders}) < len(run_folders):
+        raise OperatorError("A run is given twice. Give each run's folder once.")
     runs = [_read(folder) for folder in run_folders]
     comparison = compare_runs(runs)
     name = "_".join(comparison.names).replace("/", "_")[:200]
@@ -100,6 +103,8 @@ def main(arguments: Sequence[str]) -> int:
 def _read(folder: Path) -> RunFacts:
     if not folder.is_dir():
         raise OperatorError(f"{folder} is not a folder. Give a run's folder, such as runs/NAME.")
+    if not any((folder / name).exists() for name in _RECORDS):
+        raise OperatorError(f"{folder} is not a run's folder: it has none of {', '.join(_RECORDS)}. Give runs/NAME.")
     return read_run(folder)
 
 

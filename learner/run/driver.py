@@ -102,7 +102,7 @@ def drive(checked: CheckedRun) -> int:
     report = write_report(start.folder, checked.model)
     is_stopped = stop.is_set() and last_step < max(1, settings.run.max_steps)
     again = " Give the same command again to resume." if is_stopped else ""
-    for line in (f"{ended}{again}", f"Report: {report}", *pages.where, *describe_result(start.folder)):
+    for line in (f"{ended}{again}", f"Report: {report}", *pages.closing_lines, *describe_result(start.folder)):
         say(line)
     return _INTERRUPTED if is_stopped and stop.is_by_user else 0
 

@@ -30,9 +30,9 @@ class MetricsPages:
         self._report: threading.Thread | None = None
 
     @property
-    def where(self) -> list[str]:
-        """The pages' places, a sentence each."""
-        return [page.where for page in self._pages if page.where]
+    def closing_lines(self) -> list[str]:
+        """The alarms that hold, and the pages' places, a sentence each."""
+        return [text for text in (self._health.summary, *(page.where for page in self._pages)) if text]
 
     def open(self) -> None:
         """Begin the pages, or continue those of the run folder."""
@@ -49,7 +49,7 @@ class MetricsPages:
             page.log(line)
         is_old = line.get("at_s", self._started_at) < self._started_at  # an earlier start has raised its alarms
         alarms = self._health.take(line) if "policy/loss" in line else []
-        for alarm in [] if is_old else alarms:
+        for alarm in [] if is_old else reversed(alarms):  # a small panel shows the last message only
             self._view.message(f"Alarm at step {line['step']:.0f}: {alarm.text}")
             for page in self._pages:
                 page.alert(f"{alarm.name} at step {line['step']:.0f}", alarm.text)

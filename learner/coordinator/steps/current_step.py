@@ -153,7 +153,7 @@ class CurrentStep:
             return False
         return self.stop_reason is not None or step > last
 
-    def finish(self, message: m.StepEnd) -> None:
+    def finish(self, message: m.StepEnd, servers: Servers) -> None:
         """Record the end of the running step; a repeated message changes nothing."""
         batch = self.batch
         if batch is None or batch.step != message.step:
@@ -163,7 +163,7 @@ class CurrentStep:
         failpoint("step_book.before_account")
         self._account(batch, message)
         failpoint("step_book.after_account")
-        metrics = self._metrics(batch, message)
+        metrics = self._metrics(batch, message) | servers.take_outside_share()
         self._health.take({"step": message.step, **metrics})
         metrics["health/alarms"] = len(self._health.active)
         self._lines.add(self.step, self.policy_version, metrics, batch)
@@ -193,4 +193,5 @@ class CurrentStep:
             "progress/tokens": self._num_tokens,
             "data/skipped": self._counts["skipped"],
             "data/retried": self._counts["retried"],
+            "data/failed": sum(count for name, count in self._counts.items() if name.startswith("failed:")),
         }

@@ -46,6 +46,7 @@ def test_a_step_without_fault_breaks_no_rule_and_neither_does_one_without_figure
         ("clip_fraction", "policy/clip_share", 0.4, 0.5, "clip fraction 0.5: the loss clips most tokens"),
         ("entropy", "policy/entropy", 0.01, 0.005, "entropy 0.005 nats per token: the policy hardly samples any more"),
         ("grad_norm", "policy/grad_norm", 1000.0, 2500.0, "gradient norm 2.5e+03 before clipping"),
+        ("no_gradient", "policy/grad_norm", 1e-9, 0.0, "gradient norm 0: the step changed no weight"),
         ("equal_groups", "reward/equal_group_share", 0.9, 0.95, "95% of the groups have equal rewards"),
         ("truncated", "length/truncated_share", 0.5, 0.6, "60% of the samples were cut off before they ended"),
         ("length_by_reward", "length/better", 300.0, 400.0, "samples of above-average reward have 400 tokens"),
@@ -69,6 +70,7 @@ def test_what_an_alarm_says_to_change_is_a_setting_that_exists() -> None:
         "length/better": 900.0, "length/worse": 1.0,
     }  # fmt: skip
     alarms = broken_rules(sick, SETTINGS)
+    alarms += broken_rules({"policy/grad_norm": 0}, SETTINGS)
     assert {alarm.name for alarm in alarms} == set(RULES)
     for alarm in alarms:
         named = re.findall(r"\b(?:learner|rollout|policy|weights|filter|rewards)\.(?!check)[a-z_]+", alarm.text)
@@ -85,7 +87,17 @@ def test_an_alarm_is_told_once_after_so_many_steps_in_a_row() -> None:
     assert told == [0, 0, 0, 0, 0, 1, 0]
     assert set(watch.active) == {"ratio"}
     watch.take(WELL)
-    assert watch.active == {}
+    assert (watch.active, watch.summary) == ({}, "")
+
+
+def test_end_of_a_run_names_its_alarms_and_the_heaviest_first() -> None:
+    watch = HealthWatch(HealthSettings(patience=1))
+    for line in ({"length/truncated_share": 0.94}, {"reward/equal_group_share": 1.0}):
+        watch.take(line)
+    assert watch.summary == (
+        "Alarms at the end: 100% of the groups have equal rewards; 94% of the samples were cut off before they ended. "
+        "The report has their cures."
+    )
 
 
 def test_steps_without_a_fresh_sample_do_not_interrupt_the_count_of_those_with_one() -> None:

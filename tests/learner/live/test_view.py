@@ -136,19 +136,33 @@ def test_last_frame_of_a_run_shows_no_server_at_work() -> None:
     assert "running" not in _panel().rsplit("╭", 1)[1]
 
 
+_FAILING = {"time/wait_s": 1.0, "data/num_samples": 4}
+
+
 @pytest.mark.parametrize(
-    ("wait_s", "train_s", "push_s", "text"),
+    ("lines", "text"),
     [
-        (1.0, 3.0, 0.0, "75% of the last step was training: add ranks, or raise learner.micro_batch_tokens"),
-        (1.0, 1.0, 1.0, ""),
-        (0.0, 0.0, 0.0, ""),
+        (
+            [{"time/wait_s": 1.0, "time/train_s": 3.0}],
+            "75% of the last step was training: add ranks, or raise learner.micro_batch_tokens",
+        ),
+        ([{"time/wait_s": 1.0, "time/train_s": 1.0, "time/push_s": 1.0}], ""),
+        ([{}], ""),
+        ([_TIMES | {"perf/outside_share": 0.9}], "80% of the last step waited for rewards or the environment, while"),
+        ([_TIMES | {"perf/outside_share": 0.2}], "80% of the last step waited for generation"),
+        (
+            [_FAILING | {"data/failed": 5}, _FAILING | {"data/failed": 351}],
+            "waited for samples that failed (346, most by reward mine) and were sampled again: repair what fails",
+        ),
+        ([_FAILING | {"data/failed": 350}, _FAILING | {"data/failed": 351}], "waited for generation"),
     ],
 )
-def test_slowness_is_the_largest_part_of_the_measured_times(
-    wait_s: float, train_s: float, push_s: float, text: str
+def test_slowness_is_the_largest_part_of_the_measured_times_and_what_samples_waited_for(
+    lines: list[dict[str, float]], text: str
 ) -> None:
-    times = [{"time/wait_s": wait_s, "time/train_s": train_s, "time/push_s": push_s}]
-    assert describe_slowness(times) == text
+    described = describe_slowness(lines, {"reward mine": 9, "retriever": 2})
+    assert text in described
+    assert bool(text) == bool(described)
 
 
 def test_panel_keeps_the_last_three_messages_as_plain_text() -> None:
@@ -163,6 +177,7 @@ def test_panel_of_a_small_terminal_has_the_newest_message_whole_and_leaves_older
     console.print(render_panel(state, [(0.0, "old " * 60), (1.0, "new " * 60)], 1.0, (80, 24)))
     text = console.export_text()
     assert (text.count("old"), text.count("new"), len(text.splitlines()) < 24) == (0, 60, True)
+    assert max(map(len, text.splitlines())) == 76  # room for the ^C that a terminal writes after it
 
 
 def test_terminal_gets_its_cursor_back_when_the_run_is_interrupted() -> None:

@@ -171,9 +171,10 @@ def test_report_flags_a_staleness_above_what_was_allowed(folder: Path) -> None:
     assert '<div class="alarm"><small>largest staleness trained</small><b>5 (allowed 1)</b></div>' in _page(folder)
 
 
-def test_report_of_an_empty_folder_says_what_is_missing(tmp_path: Path) -> None:
+def test_report_of_an_empty_file_alone_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
     text = _text(write_report(tmp_path, None).read_text(encoding="utf-8"))
-    for name in ("settings.yaml", "metrics.jsonl", "ledger.sqlite", "samples.jsonl"):
+    for name in ("settings.yaml", "ledger.sqlite", "samples.jsonl"):
         assert f"{name} is missing" in text
     assert "0 steps recorded." in text
 
@@ -243,9 +244,20 @@ def test_comparison_has_the_scores_the_settings_that_differ_and_both_curves(
     assert re.findall(r'"label":"(\w+)"', path.read_text())[:2] == ["short", "longer"]
 
 
-def test_report_command_refuses_what_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path / "gone")]) == 1
-    assert capsys.readouterr().err == f"{tmp_path / 'gone'} is not a folder. Give a run's folder, such as runs/NAME.\n"
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (["gone"], "gone is not a folder. Give a run's folder, such as runs/NAME."),
+        (["."], "is not a run's folder: it has none of settings.yaml, metrics.jsonl"),
+        (["short", "short/../short"], "A run is given twice."),
+    ],
+)
+def test_report_command_refuses_what_is_no_run(
+    folder: Path, capsys: pytest.CaptureFixture[str], given: list[str], reason: str
+) -> None:
+    assert main([str(folder.parent / name) for name in given]) == 1
+    assert reason in capsys.readouterr().err
+    assert not (folder.parent / "report.html").exists()
 
 
 def test_report_that_cannot_be_written_is_an_operator_error(folder: Path) -> None:
