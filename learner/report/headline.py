@@ -102,7 +102,7 @@ def _scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], list[str]]:
     before = "after the warm start, before RL" if has_warm_start else "before RL"
     columns = (
         f"step {_version(first)}" if _version(first) else before,
-        "" if last is first else f"after {_version(last)} steps of RL",
+        "" if last is first else f"after {_version(last)} step{'s' if _version(last) != 1 else ''} of RL",
     )
     return rows, columns, _explain_scores(run, first, last, has_warm_start)
 
@@ -146,7 +146,8 @@ def _training_scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], li
         return [], ("", ""), [text]
     first, last = sum(rewards[:num]) / num, sum(rewards[-num:]) / num
     row = _row("training reward", first, last, [math.nan, math.nan])
-    return [row], (f"first {num} steps", f"last {num} steps"), [f"{text} Training rewards are shown instead."]
+    steps = "step" if num == 1 else f"{num} steps"
+    return [row], (f"first {steps}", f"last {steps}"), [f"{text} Training rewards are shown instead."]
 
 
 def _row(name: str, before: float | None, after: float | None, errors: Sequence[float]) -> ScoreRow:
@@ -158,7 +159,7 @@ def _row(name: str, before: float | None, after: float | None, errors: Sequence[
         "" if gain is None else f"{gain:+.3f}",
         None if not gain else gain > 0,
         not math.isnan(math.hypot(*errors)),
-        gain is not None and abs(gain) > 2 * math.hypot(*errors),
+        gain is not None and abs(gain) > 2 * math.hypot(*errors),  # never without errors
     )
 
 

@@ -18,6 +18,11 @@
     return String(+value.toPrecision(4));
   }
 
+  function labels(ticks) {  // as many digits as keep neighbours apart
+    const texts = ticks.map(number), step = Math.abs(ticks[1] - ticks[0]);
+    return new Set(texts).size === texts.length ? texts : ticks.map(tick => tick.toFixed(Math.max(0, Math.ceil(-Math.log10(step)))));
+  }
+
   function around(low, high) {
     if (low !== high || low == null) return uPlot.rangeNum(low ?? 0, high ?? 1, 0.1, true);
     const room = Math.abs(low) * 0.1 || 1;  // a constant curve is in the middle
@@ -58,7 +63,7 @@
         y: { range: (u, low, high) => around(low, high) },
       },
       axes: [{ ...axis, size: 30, ...whole },
-             { ...axis, size: 56, values: (u, ticks) => ticks.map(number) }],
+             { ...axis, size: 56, values: (u, ticks) => labels(ticks) }],
       series: [{ label: "step", value: (u, value) => number(value) }, ...series],
       hooks: { drawClear: plot.band ? [u => shade(u, plot.band)] : [] },
     }, [plot.x, ...plot.series.map(each => each.values)], card);
