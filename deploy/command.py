@@ -61,6 +61,7 @@ def run_verb(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
         return 130
     return status
 

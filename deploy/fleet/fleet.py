@@ -6,6 +6,7 @@ It has no memory: the servers are read from Ray at each call, so a restarted fle
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any, TypedDict
 
 import ray
@@ -69,9 +70,9 @@ class Fleet:
         """Return its process, its code and whether it lends."""
         return FleetInfo(pid=os.getpid(), code=self._code, is_lending=self._standby.is_lending)
 
-    async def describe_wait(self) -> str:
-        """Return the longest wait for a server in words; empty while all are short."""
-        return self._wait.describe()
+    async def describe_wait(self, longest_s: float = inf) -> str:
+        """Return the longest wait for a server in words; empty while all are short. longest_s: of `LongestWait`."""
+        return self._wait.describe(longest_s)
 
     async def admit(self, borrower: list[Any]) -> None:
         """Let a run use this cluster and change its servers while the actor in this list lives.

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -97,12 +98,15 @@ class LongestWait:
         finally:
             self._since.pop((name, purpose), None)
 
-    def describe(self) -> str:
-        """Return the longest wait in words and the number of others; empty while all are short."""
+    def describe(self, longest_s: float = inf) -> str:
+        """Return the longest wait in words and the number of others; empty while all are short.
+
+        longest_s: the seconds of the run's start; a wait that began before counts from there.
+        """
         if not self._since:
             return ""
         (name, purpose), since = min(self._since.items(), key=lambda wait: wait[1])
-        if (waited_s := self._clock() - since) < _SHORT_S:
+        if (waited_s := min(self._clock() - since, longest_s)) < _SHORT_S:
             return ""
         others = f", and {len(self._since) - 1} more" if len(self._since) > 1 else ""
         return f"{name} to {purpose}, {waited_s:.0f} s{others}"

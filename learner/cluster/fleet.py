@@ -71,10 +71,13 @@ def await_fleet() -> None:
                 raise
 
 
-def describe_wait() -> str:
-    """Return the fleet's longest wait for a server, in brackets after its name; empty when it does not answer."""
+def describe_wait(longest_s: float) -> str:
+    """Return the fleet's longest wait for a server in brackets; empty when it does not answer.
+
+    longest_s: seconds since this start of the run.
+    """
     with contextlib.suppress(NeighbourError, OperatorError):
-        wait = call(find_fleet().describe_wait.remote(), "the fleet", _WAIT_ANSWER_S)
+        wait = call(find_fleet().describe_wait.remote(longest_s), "the fleet", _WAIT_ANSWER_S)
         return f" ({wait})" if wait else ""
     return ""
 

@@ -81,6 +81,8 @@ class Trainer:
             self._report(outcome, timings)
             self._save_when_due()
         self._save()
+        if not self._settings.run.max_steps:
+            return "Ended: every answer is scored."  # an evaluation has no steps
         return f"Ended at step {self._step}: {share}."
 
     def _push(self) -> dict[str, float]:

@@ -236,7 +236,8 @@ class RunAttempt:
     def _await(self, references: dict[Any, str]) -> None:
         """Wait for start-up calls and show the phase of rank 0. Raises: a call's error; NeighbourError when late."""
         limit_s = self.context.settings.rollout.start_timeout_s
-        deadline = time.monotonic() + limit_s
+        started = time.monotonic()
+        deadline = started + limit_s
         waiting = dict(references)
         while waiting:
             finished = ray_door.wait_any(waiting, _POLL_S)
@@ -246,7 +247,9 @@ class RunAttempt:
             check_cluster(self.context.cluster)
             phase, is_moving = self._phase()
             names = ", ".join(sorted(waiting.values()))
-            slowest = fleet.describe_wait() if "the fleet" in waiting.values() else ""
+            # While a rank works, such as on its warm start, the run does not wait for a server alone.
+            is_fleet_last = "the fleet" in waiting.values() and not any(r.name in waiting.values() for r in self._ranks)
+            slowest = fleet.describe_wait(time.monotonic() - started) if is_fleet_last else ""
             self.context.view.show_phase(f"{phase}; waiting for {names}{slowest}" if waiting else phase)
             if is_moving:
                 deadline = time.monotonic() + limit_s

@@ -47,9 +47,8 @@ def main(arguments: Sequence[str]) -> int:
         note = _save_traceback(error) if is_bug else ""
         print(" ".join(str(error).split()) + note, file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        lost = "steps after the last checkpoint are lost. Give the same command again to resume"
-        print(f"Interrupted at once: {lost}.", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(interrupt or "Interrupted before the first step: nothing is lost.", file=sys.stderr)
         return 130
     except Exception as error:  # a bug of ours: one sentence here, the traceback in a file
         sentence = f"learner.run failed with a bug of its own: {type(error).__name__}: {' '.join(str(error).split())}"

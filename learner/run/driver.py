@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from learner.run.attempt import RunAttempt, RunContext
 
+_LOST = "Interrupted at once: steps after the last checkpoint are lost. Give the same command again to resume."
 _INTERRUPTED = 130  # exit status of a command that Ctrl-C ended
 
 
@@ -98,6 +99,8 @@ def drive(checked: CheckedRun) -> int:
                 ended += _finish_copies(context)
         except BaseException as error:
             _end_failed(checked, progress, view, error)
+            if isinstance(error, KeyboardInterrupt) and progress.has_trained:
+                raise KeyboardInterrupt(_LOST) from None
             raise
     report = write_report(start.folder, checked.model)
     is_stopped = stop.is_set() and last_step < max(1, settings.run.max_steps)

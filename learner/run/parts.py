@@ -3,6 +3,7 @@
 from learner.plan.needs import needs_of
 from learner.plan.processes import Topology
 from learner.plan.shown import count_of
+from learner.run.checks.user_code import class_gives_reward
 from protocol.node.home import ClusterState
 from protocol.settings.settings import Settings
 
@@ -37,7 +38,8 @@ def _rewards(settings: Settings, cluster: ClusterState | None) -> str:
     environment = settings.rollout.environment
     if settings.rewards.endpoints:
         return ", ".join(f"{endpoint.name} ({endpoint.url})" for endpoint in settings.rewards.endpoints)
-    if environment == "agents" or environment.startswith("openrlhf_agent:"):  # they give the rewards themselves
+    # These give the rewards themselves.
+    if environment == "agents" or environment.startswith("openrlhf_agent:") or class_gives_reward(environment):
         return "the environment"
     if cluster is None:
         return "the cluster's reward server (sluice start --reward-scorer), because rewards.endpoints is empty"

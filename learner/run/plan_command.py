@@ -10,7 +10,7 @@ from learner.plan.described import ModelShape, described_nodes, described_size, 
 from learner.plan.memory import Sizes, read_sizes
 from learner.plan.needs import needs_critic, needs_reference
 from learner.plan.processes import Node, Topology
-from learner.plan.shown import plan_as_json, show_plan
+from learner.plan.shown import count_of, plan_as_json, show_plan
 from learner.plan.topology import plan_topology
 from learner.run.checks.preflight import CheckedRun, check_run
 from learner.run.parts import describe_parts
@@ -65,7 +65,7 @@ def _facts(settings: Settings, checked: CheckedRun, topology: Topology) -> list[
     start = checked.start
     num_prompts = len(checked.train.index) if checked.train is not None else 0
     return [
-        f"{count_parameters(checked.model):,} parameters; {num_prompts:,} prompts; "
+        f"{count_parameters(checked.model):,} parameters; {count_of(num_prompts, 'prompt')}; "
         f"{_steps(settings, topology, start.step + 1)} Run folder {start.folder}.",
         *_on_ranks(settings),
         *checked.notices,

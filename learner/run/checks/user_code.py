@@ -1,6 +1,7 @@
 """Files of the user's own code that settings name as FILE.py:name: read before anything starts, not run."""
 
 import ast
+import re
 from pathlib import Path
 
 from protocol.errors import SettingsError
@@ -36,6 +37,16 @@ def check_user_code(settings: Settings) -> None:
     _check("learner.advantage", learner.advantage, is_class=False)
     _check("learner.loss", learner.loss, is_class=False)
     _check("learner.correction", learner.correction, is_class=False)
+
+
+def class_gives_reward(environment: str) -> bool:
+    """Return whether FILE.py:CLASS names a class with `gives_reward = True`."""
+    where, _, name = environment.rpartition(":")
+    if not where.endswith(".py") or not Path(where).is_file():
+        return False
+    classes = [each for each in ast.parse(Path(where).read_bytes(), where).body if isinstance(each, ast.ClassDef)]
+    fields = [ast.unparse(line) for each in classes if each.name == name for line in each.body]
+    return any(re.fullmatch(r"gives_reward(: \w+)? = True", field) for field in fields)
 
 
 def _check_program(environment: str, where: str) -> None:

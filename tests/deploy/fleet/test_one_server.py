@@ -68,6 +68,7 @@ def test_longest_wait_is_named_and_the_others_are_counted() -> None:
         with wait.waiting_for("sluice-rollout-0", "answer"):
             now[0] = 31.0
             assert wait.describe() == "sluice-rollout-1 to end, 31 s, and 1 more"
+            assert wait.describe(28.0) == "sluice-rollout-1 to end, 28 s, and 1 more"
     assert wait.describe() == ""
 
 

@@ -1,5 +1,6 @@
 """The parts of a run as a start and a plan show them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,3 +52,10 @@ def test_source_of_the_rewards_is_named_as_resolved(
     assert model == "Model a/b; recipe grpo: advantage grpo, loss ppo, correction tis."
     environment = settings.rollout.environment
     assert sampled.startswith(f"Environment {environment}; rewards from {rewards}")
+
+
+@pytest.mark.parametrize(("field", "rewards"), [("gives_reward: bool = True", "the environment."), ("x = 1", "the cl")])
+def test_class_that_gives_rewards_is_their_source(tmp_path: Path, field: str, rewards: str) -> None:
+    (tmp_path / "mine.py").write_text(f"class Game:\n    {field}\n")
+    given = {"policy": {"model": "a/b"}, "rollout": {"environment": f"{tmp_path / 'mine.py'}:Game"}}
+    assert f"; rewards from {rewards}" in describe_parts(Settings.model_validate(given), cluster())[1]
