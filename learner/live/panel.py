@@ -196,11 +196,11 @@ def describe_slowness(lines: Sequence[Mapping[str, float]], failed: Mapping[str,
     part = max(_SLOW, key=lambda key: sum(step[key] for step in times))
     share = sum(step[part] for step in times) / total if total else 0.0
     steps = "step" if len(times) == 1 else f"{len(times)} steps"
-    wanted = _SLOW[part].format(awaited=_awaited(lines, failed))
+    wanted = _SLOW[part].format(awaited=_describe_awaited(lines, failed))
     return f"{share:.0%} of the last {steps} {wanted}" if share > _MUCH else ""
 
 
-def _awaited(lines: Sequence[Mapping[str, float]], failed: Mapping[str, int]) -> str:
+def _describe_awaited(lines: Sequence[Mapping[str, float]], failed: Mapping[str, int]) -> str:
     """Return what the samples of these steps waited for, and what to change."""
     if not lines:
         return _GENERATION
