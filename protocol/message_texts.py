@@ -93,13 +93,15 @@ def _as_text(arguments: Any) -> Any:
 def check_template_kwargs(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:
     """Raise SettingsError for a variable that the tokenizer's chat template does not read, or that Sluice sets itself.
 
-    A tokenizer without a chat template is not checked.
-
     Example: {"enable_thinking": False} with a template of Qwen3.
     """
     template = getattr(tokenizer, "chat_template", None)
     texts = list(template.values()) if isinstance(template, Mapping) else [str(template)]
-    for name in template_kwargs if template else ():
+    for name in template_kwargs:
+        if not template:
+            raise SettingsError(
+                f"settings: rollout.chat_template_kwargs has {name}, and policy.model has no chat template. Remove it."
+            )
         if name in _SET_BY_CODE or not any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts):
             raise SettingsError(
                 f"settings: rollout.chat_template_kwargs has {name}, which is not a variable of this model's chat "

@@ -177,6 +177,13 @@ def _files_of(given: str) -> Iterator[tuple[Path, str]]:
 
 def _check(file: Path) -> None:
     if not file.is_file():
-        raise SettingsError(f"data: {file} does not exist. Give a JSONL or Parquet file as data.train or data.eval.")
+        hub = (
+            ""
+            if file.suffix
+            else f" A data set of the Hugging Face hub would be {HUB_PREFIX}{file.parent.name}/{file.name}."
+        )
+        raise SettingsError(
+            f"data: {file} does not exist. Give a JSONL or Parquet file as data.train or data.eval.{hub}"
+        )
     if file.suffix.lower() in _PACKED:
         raise SettingsError(f"data: {file} is packed, and rows are read one by one in any order. Unpack it first.")

@@ -106,7 +106,10 @@ def _parse_in_python(line: bytes, file: Path, number: int) -> Any:
     except UnicodeDecodeError as error:
         raise SettingsError(f"data: {file} line {number} is not UTF-8: {error.reason}.") from None
     except json.JSONDecodeError as error:
-        raise SettingsError(f"data: {file} line {number} is not JSON: {error.msg} at column {error.colno}.") from None
+        cure = " Give JSONL, one object on each line, or Parquet." if number == 1 else ""
+        raise SettingsError(
+            f"data: {file} line {number} is not JSON: {error.msg} at column {error.colno}.{cure}"
+        ) from None
     except RecursionError:
         raise SettingsError(f"data: {file} line {number} is nested too deeply. Flatten the row.") from None
 

@@ -159,6 +159,11 @@ def make_prompt(row: Row, file: str, name: str, shape: PromptShape) -> Prompt:
             f"data: {file} line {row.number} has no label under {shape.label_key!r}. Set data.label_key to one of "
             f"{sorted(content)}, or data.label_required to false when your reward needs none."
         )
+    if not _is_finite(label):
+        raise SettingsError(
+            f"data: {file} line {row.number} has {shape.label_key} = {_cut(label)}, which JSON cannot send to a reward "
+            "service. Fix the row."
+        )
     columns = {key: value for key, value in content.items() if key not in (shape.prompt_key, shape.label_key)}
     # The tuple of three and the chat messages that a shape makes from text add at most three levels.
     is_flat = row.max_depth is not None and row.max_depth + 3 <= _MAX_DEPTH
@@ -205,6 +210,17 @@ def _is_shallow(content: tuple[object, ...]) -> bool:
         if not level:
             return True
     return False
+
+
+def _is_finite(label: Any) -> bool:
+    """Return whether a label holds no NaN and no infinity."""
+    if isinstance(label, str | int | None):
+        return True
+    try:
+        json.dumps(label, allow_nan=False, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        return "JSON compliant" not in str(error)
+    return True
 
 
 def _verl_label(row: dict[str, Any]) -> Any:

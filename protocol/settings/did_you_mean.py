@@ -98,6 +98,7 @@ for _names, _change in {
     "val_before_train eval_on_start": "Set eval.before to true or false.",
     "report_to logger": "Set report.wandb_project for Weights & Biases, report.tensorboard for TensorBoard.",
     "colocate_all_models vllm_mode": "Set placement.devices to shared or split.",
+    "actor_rollout_ref trainer": "It is a section of verl. docs/do/coming_from.md has the settings that do the same.",
 }.items():
     _OTHERWISE |= dict.fromkeys(_names.split(), _change)
 

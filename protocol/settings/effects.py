@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
 
+from protocol.settings.data import entries_of
 from protocol.settings.learner import ADVANTAGES_OF_GROUPS, ADVANTAGES_OF_TOKENS, KINDS, LOSSES, bundle_of
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 
 _LARGEST_CLIP_OF_ANSWERS = 0.05
+_LARGEST_LR = 0.1
 
 
 class _Use(NamedTuple):
@@ -160,6 +162,21 @@ _USES = (
         "policy.lora.rank is 0, so that the whole model is trained. Set the rank, such as 16, or remove it.",
     ),
     _Use(
+        lambda settings: settings.rollout.environment == "tools",
+        ("tools.names",),
+        "rollout.environment is not tools. Set it, or remove the names.",
+    ),
+    _Use(
+        lambda settings: settings.rollout.environment not in ("single_turn", "search", "agents"),
+        ("tools.http", "tools.mcp"),
+        "rollout.environment calls no such tool. Set it to tools, or remove them.",
+    ),
+    _Use(
+        lambda settings: settings.rollout.environment not in ("single_turn", "search", "tools"),
+        ("agents",),
+        "rollout.environment plays no agents. Set it, such as to agents, or remove this setting.",
+    ),
+    _Use(
         lambda settings: bool(settings.sampling.reshaping),
         ("sampling.only_eval",),
         "no setting of sampling changes the distribution. Set one, such as sampling.top_p, or remove it.",
@@ -220,6 +237,21 @@ def describe_surprises(settings: "Settings") -> list[str]:
             f"learner.lr_warmup_steps = {learner.lr_warmup_steps} is longer than the policy's {num_steps} steps: its "
             f"learning rate ends at {num_steps / learner.lr_warmup_steps:.2g} of learner.lr."
         )
+    is_never = not settings.eval.every_steps
+    for name, given in (("data.eval", settings.data.eval), ("eval.sets", settings.eval.sets)):
+        if given and is_never:
+            surprises.append(
+                f"{name} is never evaluated: eval.every_steps is 0. Set it, such as to 20, or remove {name}."
+            )
+    if both := {one.path for one in entries_of(settings.data.train)} & {
+        one.path for one in entries_of(settings.data.eval)
+    }:
+        surprises.append(
+            f"data.eval has {min(both)}, as data.train has: its scores are of prompts that the policy learns from. "
+            "Give held-out prompts."
+        )
+    if learner.lr >= _LARGEST_LR:
+        surprises.append(f"learner.lr = {learner.lr:g} ruins a model within a few steps. Usual are 1e-6 to 1e-4.")
     if (quantization := settings.rollout.engine_args.get("quantization")) is not None:
         surprises.append(
             f"rollout.engine_args.quantization = {quantization}: servers sample from rounded weights, which the "

@@ -6,7 +6,7 @@ Command line over file over recipe over defaults; lists and maps as JSON.
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
@@ -138,6 +138,7 @@ def _parse_options(options: Sequence[str]) -> dict[str, Any]:
         if option.startswith("--") and (name := option[2:].partition("=")[0]) not in known:
             # A key inside a map setting (--rollout.engine_args.seed) is not an option: maps are given as JSON.
             raise SettingsError(unknown_setting(name, sorted(known)))
+    _check_given_once(options)
     parser = _Parser(add_help=False, allow_abbrev=False)
     try:
         return dict(CliSettingsSource(_OnCommandLine, cli_parse_args=list(options), root_parser=parser)())
@@ -145,24 +146,31 @@ def _parse_options(options: Sequence[str]) -> dict[str, Any]:
         raise SettingsError(_explain_unparsable(str(error), sorted(known, key=len), options)) from None
 
 
+def _check_given_once(options: Sequence[str]) -> None:
+    """Raise SettingsError for an option with two values, of which the last would win."""
+    values: dict[str, str] = {}
+    for name, value in _given_values(options):
+        if values.setdefault(name, value) != value:
+            both = _without_secrets(f"as {values[name]} and as {value}")
+            raise SettingsError(f"settings: {name} is given twice, {both}. Give it once.")
+
+
 def _explain_unparsable(error: str, known: Sequence[str], options: Sequence[str]) -> str:
     name = next((each for each in reversed(known) if re.search(rf"\b{each}\b", error)), "")
     reason = error.partition(f"{name}: ")[2]
     if not reason or "unpack" in reason:  # from a parser of pairs of names and values
         reason = "it is not the expected JSON"
-    value = _without_secrets(_last_option(name, options))
+    value = _without_secrets(dict(_given_values(options)).get(name, ""))
     example = """'["a", "b"]' or '{"name": 1}'"""
     return f"settings: {name} = {value} is wrong: {reason}. Give lists and maps as JSON, in single quotes: {example}."
 
 
-def _last_option(name: str, options: Sequence[str]) -> str:
-    """Return the last value of a setting on the command line."""
-    for place in reversed(range(len(options))):
-        if options[place].startswith(f"--{name}="):
-            return options[place].partition("=")[2]
-        if options[place] == f"--{name}":
-            return "".join(options[place + 1 : place + 2])
-    return ""
+def _given_values(options: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each setting on the command line, and its value."""
+    for option, after in zip(options, [*options[1:], ""], strict=False):
+        name, equals, value = option.partition("=")
+        if name.startswith("--"):
+            yield name.removeprefix("--"), value if equals else after
 
 
 def _check_recipe_has_effect(config: Path | None, from_file: dict[str, Any], from_options: dict[str, Any]) -> None:
@@ -285,7 +293,8 @@ def read_yaml(path: Path, option: str = "--config") -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise SettingsError(
-            f"settings: {option} {path} holds a {type(content).__name__}; expected one section per room."
+            f"settings: {option} {path} is not a map of settings, such as learner: {{lr: 1.0e-6}}. See "
+            "docs/look_up/settings.md."
         )
     return content
 

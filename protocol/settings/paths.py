@@ -24,8 +24,12 @@ _CODE_SUFFIX = ".py"
 def absolute_path(path: str, info: ValidationInfo) -> str:
     """Return the absolute path, without following links. An empty path stays empty.
 
-    Raises: ValueError for a URL, and when `~` names a user that does not exist.
+    Raises: ValueError for a URL, a variable, and when `~` names a user that does not exist.
     """
+    if (variable := re.search(r"\$\{?\w+\}?", path)) is not None:
+        raise ValueError(
+            f"holds the variable {variable[0]}, which only a shell replaces, outside single quotes. Write the path"
+        )
     if "://" in path:
         raise ValueError("expected a path of this machine, not a URL; only learner.copy_checkpoints_to takes one")
     folder = (info.context or {}).get("folder")

@@ -13,6 +13,15 @@ from protocol.settings.section import Count, CountAboveZero, Fraction, Seconds, 
 
 # vLLM's name for logprobs of the sampled distribution, temperature included.
 LOGPROBS_MODE = "processed_logprobs"
+# Engine arguments that Sluice gives -> the setting that decides them.
+_DECIDED = {
+    "model": "policy.model",
+    "dtype": "policy.dtype",
+    "trust_remote_code": "policy.trust_remote_code",
+    "tensor_parallel_size": "rollout.tensor_parallel_size",
+    "max_model_len": "rollout.max_context_tokens",
+    "weight_transfer_config": "weights.backend",
+}
 # vLLM's range of biases.
 _Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 
@@ -61,11 +70,17 @@ class RolloutSettings(Section):
         "first one is lost. False: the conversation restarts.",
     )
     start_timeout_s: Seconds = Field(600.0, description="Longest wait for the servers to start.")
-    engine_args: dict[str, Any] = Field({}, description="Passed to vLLM's AsyncEngineArgs unchanged.")
+    engine_args: dict[str, Any] = Field({}, description="Further arguments of vLLM's AsyncEngineArgs.")
 
     @field_validator("engine_args")
     @classmethod
     def _refuse_unusable(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name, setting in _DECIDED.items():
+            if name in value:
+                raise ValueError(f"{name} is what {setting} decides. Remove it, and set {setting}.")
+        for name in ("seed", "worker_extension_cls"):
+            if name in value:
+                raise ValueError(f"{name} is given by Sluice. Remove it.")
         if value.get("enable_lora"):
             raise ValueError(
                 "enable_lora = true wraps the engine's layers, and pushes would find their weights under other names. "

@@ -126,10 +126,10 @@ DATA = [
     ),
     Wrong(
         "chat without a chat template", 2,
-        r"data: {user}/chat.jsonl line 1 cannot be rendered by the tokenizer of policy.model: .*chat.template.+",
+        "data: {user}/chat.jsonl line 1 is chat messages, and policy.model has no chat template. Set "
+        "data.apply_chat_template to false, which joins the messages' texts, or give a model with a template.",
         {"data.train": "{user}/chat.jsonl"},
         _write("chat.jsonl", '{"prompt": [{"role": "user", "content": "a?"}], "label": "A"}\n'),
-        is_pattern=True,
     ),
 ]  # fmt: skip
 

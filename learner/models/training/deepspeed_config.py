@@ -8,21 +8,6 @@ from typing import Any
 
 import torch
 
-from protocol.errors import SettingsError
-
-# Keys that the learner sets itself. The operator's values could scale or clip gradients a second time.
-_OWNED = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "managed_gradient_accumulation",
-    "gradient_clipping",
-    "optimizer",
-    "scheduler",
-    "fp16",
-    "bf16",
-    "amp",
-)
 _MAX_REDUCE_NUMEL = 500_000_000
 
 
@@ -48,9 +33,7 @@ def deepspeed_config(
     """Return the configuration with the operator's `given` merged in, section by section.
 
     offload: none, optimizer or all (learner.offload).
-    Raises: SettingsError for a key that other settings decide, and for an optimizer on NVMe.
     """
-    _check(given)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         # Every step() ends an accumulation: the number of backward passes before it varies.
@@ -75,31 +58,6 @@ def deepspeed_config(
         config["bf16"] = {"enabled": True, "check_grad_overflow": True}
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     return _merge(config, given)
-
-
-def _check(given: Mapping[str, Any]) -> None:
-    """Raise SettingsError for keys that the operator may not set."""
-    for key in _OWNED:
-        if key in given:
-            raise SettingsError(
-                f"settings: learner.deepspeed sets {key}, which follows from the other settings. Remove it."
-            )
-    if "stage" in (given.get("zero_optimization") or {}):
-        raise SettingsError(
-            "settings: learner.deepspeed sets zero_optimization.stage, which learner.zero_stage decides. "
-            "Remove it, and set learner.zero_stage."
-        )
-    if (given.get("zero_optimization") or {}).get("round_robin_gradients"):
-        raise SettingsError(
-            "settings: learner.deepspeed sets zero_optimization.round_robin_gradients, with which a rank's part of a "
-            "parameter is not where checkpoints read it. Remove it."
-        )
-    offload = (given.get("zero_optimization") or {}).get("offload_optimizer") or {}
-    if offload.get("device") == "nvme":
-        raise SettingsError(
-            "settings: learner.deepspeed keeps the optimizer on NVMe, where a checkpoint cannot read it. "
-            "Set zero_optimization.offload_optimizer.device to cpu."
-        )
 
 
 def _merge(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,13 +38,14 @@ class LoraForm:
 def add_adapters(model: Any, form: LoraForm) -> None:
     """Add adapters to the model, and freeze everything else. Their product is zero at first.
 
-    Raises: OperatorError when no layer has such a name, when a layer is not linear (experts of a mixture), or when its
-    weight is shared (a tied head).
+    Raises: OperatorError when a target is no layer's name, when a layer is not linear (experts of a mixture), or when
+    its weight is shared (a tied head).
     """
     from peft import inject_adapter_in_model
 
     targets = form.targets or _linear_names(model)
     try:
+        _check_names(model, targets)
         _check_own_weights(model, targets)
         inject_adapter_in_model(_config(form, targets), model, adapter_name=_ADAPTER)
         _check_linear(model)
@@ -124,6 +125,14 @@ def _check_linear(model: Any) -> None:
     for name, layer in adapted_layers(model).items():
         if not _is_linear(layer.base_layer):
             raise ValueError(f"{name} is not a linear layer")
+
+
+def _check_names(model: Any, targets: Collection[str]) -> None:
+    """Raise ValueError for a target that no layer is called: peft ignores it when another one is there."""
+    layers = [f".{name}" for name, _ in model.named_modules()]
+    for target in targets:
+        if not any(name.endswith(f".{target}") for name in layers):
+            raise ValueError(f"no layer is called {target}")
 
 
 def _check_own_weights(model: Any, targets: Collection[str]) -> None:

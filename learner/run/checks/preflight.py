@@ -8,6 +8,7 @@ import difflib
 import importlib.util
 import sqlite3
 from collections import Counter
+from collections.abc import Collection
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,9 +90,21 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
     train = read_train_prompts(settings, model, start, judged) if has_prompts else None
     check_held_out(settings, model)
     check_disk(start.folder, settings, read_sizes(settings, model))
-    data_notices = (train and train.notice, demonstrations)
+    data_notices = (train and train.notice, train and notice_small_epoch(settings, len(train.index)), demonstrations)
     notices = (start.notice, notice_changes(settings, start), *data_notices, *describe_surprises(settings))
     return CheckedRun(settings, model, start, train, [notice for notice in notices if notice])
+
+
+def notice_small_epoch(settings: Settings, num_prompts: int) -> str | None:
+    """Return a notice for steps that need each prompt several times, or None."""
+    groups = settings.learner.groups_per_step
+    if not settings.run.max_steps or groups <= num_prompts:
+        return None
+    epochs = groups / num_prompts
+    return (
+        f"learner.groups_per_step = {groups} is more than the {num_prompts} rows of data.train: a step takes "
+        f"{epochs:.3g} epochs. Lower it, or give more rows."
+    )
 
 
 def resolve_context(settings: Settings, model: Path) -> Settings:
@@ -188,19 +201,29 @@ def check_positions(model: Path, settings: Settings) -> None:
 
 
 def check_engine_args(settings: Settings) -> None:
-    """Raise SettingsError for an engine argument that the installed vLLM does not have. vLLM itself is not imported."""
-    spec = importlib.util.find_spec("vllm")
-    if not settings.rollout.engine_args or spec is None or spec.origin is None:
+    """Raise SettingsError for an argument of vLLM or of DeepSpeed's ZeRO that the installed version does not have."""
+    zero = settings.learner.deepspeed.get("zero_optimization", {})
+    _check_known("rollout.engine_args", settings.rollout.engine_args, "vllm", "engine/arg_utils.py")
+    _check_known("learner.deepspeed.zero_optimization", zero, "deepspeed", "runtime/zero/config.py")
+
+
+def _check_known(setting: str, given: Collection[str], library: str, file: str) -> None:
+    """Raise SettingsError for a key that no class of the library's file has. The library itself is not imported."""
+    spec = importlib.util.find_spec(library)
+    if not given or spec is None or spec.origin is None:
         return
-    source = (Path(spec.origin).parent / "engine" / "arg_utils.py").read_text(encoding="utf-8")
-    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    fields = [field.target for each in classes for field in each.body if isinstance(field, ast.AnnAssign)]
-    known = {target.id for target in fields if isinstance(target, ast.Name)}
-    for name in settings.rollout.engine_args:
+    known = set()
+    for node in ast.walk(ast.parse((Path(spec.origin).parent / file).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            known.add(node.target.id)
+        elif isinstance(node, ast.keyword) and node.arg == "alias" and isinstance(node.value, ast.Constant):
+            known.add(str(node.value.value))
+    for name in given:
         if name not in known:
             near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
             hint = f"Did you mean {near[0]}?" if near else "Remove it."
-            raise SettingsError(f"settings: rollout.engine_args.{name}: vLLM has no such argument. {hint}")
+            title = {"vllm": "vLLM", "deepspeed": "DeepSpeed"}[library]
+            raise SettingsError(f"settings: {setting}.{name}: {title} has no such argument. {hint}")
 
 
 def check_logit_bias(model: Path, settings: Settings) -> None:

@@ -24,6 +24,10 @@ from protocol.settings.settings import Settings
 
 # Tokens that a tokenizer adds around a text, such as begin and end marks.
 _ADDED_TOKENS = 64
+_NO_TEMPLATE = (
+    "is chat messages, and policy.model has no chat template. Set data.apply_chat_template to false, which joins the "
+    "messages' texts, or give a model with a template."
+)
 _Signature = tuple[tuple[str, ...], ...]
 
 
@@ -65,6 +69,8 @@ class PromptJudge:
 
     def __call__(self, prompts: Sequence[Prompt]) -> list[Refusal | None]:
         """Return the problem of each prompt, or None. Raises: SettingsError without a usable tokenizer."""
+        if self._template_kwargs and self._child is None:
+            self._measure([prompt.prompt for prompt in prompts[:1]])  # checks the variables
         unsure = [place for place, prompt in enumerate(prompts) if not self._surely_fits(prompt.prompt)]
         verdicts: list[Refusal | None] = [None] * len(prompts)
         is_slow = not (self._model / "tokenizer.json").is_file()
@@ -177,6 +183,8 @@ def _measure_one(tokenizer: Any, prompt: str | list[dict[str, Any]], template_kw
     try:
         if isinstance(prompt, str):
             return PromptLength(len(tokenizer.encode(prompt)), len(prompt.encode()))
+        if not getattr(tokenizer, "chat_template", None):
+            return PromptLength(0, 0, _NO_TEMPLATE)
         messages = with_texts(prompt)
         text = render_prompt(tokenizer, messages, **template_kwargs)
         for message in messages:

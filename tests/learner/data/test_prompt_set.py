@@ -69,11 +69,6 @@ def test_uids_and_their_digest_are_those_of_older_versions(tmp_path: Path) -> No
     assert prompts_digest(list(prompts)) == prompts.digest
 
 
-def test_label_that_only_python_reads_keeps_its_uid(tmp_path: Path) -> None:
-    path = jsonl(tmp_path, '{"prompt": "a?", "label": NaN}')
-    assert load_prompts(str(path), _DATA).uids == [old_uid("train.jsonl", 1, "a?", float("nan"))]
-
-
 def test_rows_that_are_judged_unusable_are_left_out_with_their_reasons(tmp_path: Path) -> None:
     def judge(prompts: Sequence[Prompt]) -> list[Refusal | None]:
         return [Refusal("is odd.") if prompt.columns["hops"] % 2 else None for prompt in prompts]

@@ -40,7 +40,7 @@ def prompts(path: Path) -> list[Any]:
         (b"[" + _ROW + b"]\n", "is one JSON list. Give JSONL"),
         (_ROW.decode().encode("utf-16"), "is UTF-16. Give JSONL"),
         (b"version https://git-lfs.github.com/spec/v1\noid x\n", "is a pointer of Git LFS"),
-        (b"prompt,label\na?,A\n", "line 1 is not JSON: Expecting value at column 1."),
+        (b"prompt,label\na?,A\n", "line 1 is not JSON: Expecting value at column 1. Give JSONL,"),
         (_ROW + b"\n" + _ROW[:12], "line 2 is not JSON: Unterminated string"),
         (_ROW + b"\n[1]", "line 2 is a list, expected an object."),
         (_ROW + b'\n{"prompt": "\xff"}', "line 2 is not UTF-8: invalid start byte."),
@@ -52,6 +52,8 @@ def prompts(path: Path) -> list[Any]:
             _ROW + b"\n" + b'{"prompt": 7, "label": "A"}',
             "line 2 has prompt = 7, expected text or a list",
         ),
+        (_ROW + b'\n{"prompt": "a?", "label": NaN}', "line 2 has label = nan, which JSON cannot send"),
+        (b'{"prompt": "a?", "label": [1, -Infinity]}', "line 1 has label = [1, -inf], which JSON cannot send"),
         (b'{"prompt": NaN, "label": "A"}', "line 1 has prompt = nan, expected text"),
         (b'{"text": "a?", "label": "A"}', "line 1 has prompt = None, expected text"),
         (

@@ -78,6 +78,12 @@ def test_settings_that_go_together_are_accepted(sections: dict[str, Any]) -> Non
             {"run": {"max_steps": 100}, "learner": {"lr_warmup_steps": 400}},
             "learner.lr_warmup_steps = 400 is longer than the policy's 100 steps: its learning rate ends at 0.25",
         ),
+        ({"data": {"eval": "a"}}, "data.eval is never evaluated: eval.every_steps is 0. Set it"),
+        (
+            {"data": {"train": ["a", "b"], "eval": "b"}, "eval": {"every_steps": 5}},
+            "data.eval has b, as data.train has: its scores are of prompts that the policy learns from",
+        ),
+        ({"learner": {"lr": 3}}, "learner.lr = 3 ruins a model within a few steps"),
         ({"rollout": {"engine_args": {"quantization": "fp8"}}}, "quantization = fp8: servers sample from rounded"),
     ],
 )

@@ -39,10 +39,6 @@ def test_load_lays_options_over_the_file_over_the_defaults(tmp_path: Path) -> No
     assert (settings.learner.lr, settings.learner.max_staleness, settings.learner.groups_per_step) == (1e-3, 2, 32)
 
 
-def test_load_takes_the_last_of_a_repeated_option() -> None:
-    assert load_settings(None, ["--learner.lr", "1", "--learner.lr=2e-3"]).learner.lr == 2e-3
-
-
 def test_load_ignores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEARNER", '{"lr": 5}')
     monkeypatch.setenv("LEARNER__LR", "5")
@@ -58,21 +54,21 @@ def test_load_reads_lists_and_maps_as_json() -> None:
             "--rewards.endpoints",
             '[{"name": "em", "url": "http://127.0.0.1:9/r", "weight": 2}]',
             "--rollout.engine_args",
-            '{"seed": 1, "enforce_eager": true}',
+            '{"block_size": 1, "enforce_eager": true}',
             "--learner.betas",
             "[0.5, 0.75]",
         ],
     )
     assert settings.rewards.endpoints[0].weight == 2.0
     assert str(settings.rewards.endpoints[0].url) == "http://127.0.0.1:9/r"
-    assert settings.rollout.engine_args == {"seed": 1, "enforce_eager": True}
+    assert settings.rollout.engine_args == {"block_size": 1, "enforce_eager": True}
     assert settings.learner.betas == (0.5, 0.75)
 
 
 def test_load_merges_a_map_option_into_the_file_s_map(tmp_path: Path) -> None:
-    config = yaml_file(tmp_path, "rollout:\n  engine_args: {seed: 1, max_num_seqs: 8}\n")
-    settings = load_settings(config, ["--rollout.engine_args", '{"seed": 2}'])
-    assert settings.rollout.engine_args == {"seed": 2, "max_num_seqs": 8}
+    config = yaml_file(tmp_path, "rollout:\n  engine_args: {block_size: 1, max_num_seqs: 8}\n")
+    settings = load_settings(config, ["--rollout.engine_args", '{"block_size": 2}'])
+    assert settings.rollout.engine_args == {"block_size": 2, "max_num_seqs": 8}
 
 
 def test_load_reads_null_as_not_set(tmp_path: Path) -> None:
@@ -147,10 +143,10 @@ def test_help_documents_every_setting() -> None:
 
 
 def test_describe_marks_what_differs_from_its_default() -> None:
-    settings = load_settings(None, ["--learner.lr", "0.5", "--rollout.engine_args", '{"seed": 1}'])
+    settings = load_settings(None, ["--learner.lr", "0.5", "--rollout.engine_args", '{"block_size": 1}'])
     described = describe_settings(settings)
     assert [row for row in described if row[2]] == [
-        ("rollout.engine_args", '{"seed": 1}', True),
+        ("rollout.engine_args", '{"block_size": 1}', True),
         ("learner.lr", "0.5", True),
     ]
     assert ("data.eval", "null", False) in described
@@ -218,12 +214,12 @@ def test_setting_written_as_one_key_in_a_file_is_refused_with_its_place(tmp_path
 def test_saved_settings_of_an_earlier_version_are_read_without_what_was_removed(tmp_path: Path) -> None:
     path = tmp_path / "settings.yaml"
     path.write_text(
-        "learner: {lr: 0.5, sequence_parallel: 1}\nrollout: {engine_args: {seed: 1}}\nother: {a: 1}\n"
+        "learner: {lr: 0.5, sequence_parallel: 1}\nrollout: {engine_args: {block_size: 1}}\nother: {a: 1}\n"
         "rewards: {endpoints: [{name: em, url: 'http://h/r', shadow: false}]}\n"
     )
     settings = load_saved_settings(path)
     assert [endpoint.name for endpoint in settings.rewards.endpoints] == ["em"]
-    assert (settings.learner.lr, settings.rollout.engine_args) == (0.5, {"seed": 1})
+    assert (settings.learner.lr, settings.rollout.engine_args) == (0.5, {"block_size": 1})
     assert refusal([], path) == (
         "settings: rewards.endpoints.0.shadow does not exist. Remove it, and give the endpoint weight 0.\n"
         "settings: learner.sequence_parallel does not exist. Remove it.\n"

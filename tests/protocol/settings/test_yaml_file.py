@@ -41,8 +41,8 @@ def test_load_refuses_a_section_that_stands_twice(tmp_path: Path) -> None:
 
 
 def test_load_takes_a_merged_map_whose_keys_are_given_anew(tmp_path: Path) -> None:
-    config = yaml_file(tmp_path, "run: &run {seed: 1, name: a}\nrollout: {engine_args: {<<: *run, seed: 2}}\n")
-    assert load_settings(config, []).rollout.engine_args == {"seed": 2, "name": "a"}
+    config = yaml_file(tmp_path, "run: &run {seed: 1, name: a}\nrollout: {chat_template_kwargs: {<<: *run, seed: 2}}\n")
+    assert load_settings(config, []).rollout.chat_template_kwargs == {"seed": 2, "name": "a"}
 
 
 def test_load_takes_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:
@@ -51,7 +51,10 @@ def test_load_takes_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:
 
 def test_load_explains_a_file_that_is_a_list(tmp_path: Path) -> None:
     config = yaml_file(tmp_path, "- learner\n")
-    assert refusal(config) == f"settings: --config {config} holds a list; expected one section per room."
+    assert refusal(config) == (
+        f"settings: --config {config} is not a map of settings, such as learner: {{lr: 1.0e-6}}. See "
+        "docs/look_up/settings.md."
+    )
 
 
 def test_load_takes_an_empty_file(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from learner.models.training.deepspeed_config import deepspeed_config
-from protocol.errors import SettingsError
 
 
 def config(asked: dict[str, Any]) -> dict[str, Any]:
@@ -19,30 +18,6 @@ def test_a_section_is_merged_key_by_key() -> None:
         "reduce_bucket_size": 1000,
         "offload_optimizer": {"device": "cpu"},
     }
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"gradient_clipping": 1.0}, "learner.deepspeed sets gradient_clipping, which follows from the other settings"),
-        ({"bf16": {"enabled": True}}, "learner.deepspeed sets bf16, which follows from the other settings"),
-        (
-            {"zero_optimization": {"stage": 3}},
-            r"sets zero_optimization\.stage, which learner\.zero_stage decides\. Remove it",
-        ),
-        (
-            {"zero_optimization": {"offload_optimizer": {"device": "nvme"}}},
-            "learner.deepspeed keeps the optimizer on NVMe, where a checkpoint cannot read it",
-        ),
-        (
-            {"zero_optimization": {"round_robin_gradients": True}},
-            r"sets zero_optimization\.round_robin_gradients, with which",
-        ),
-    ],
-)
-def test_settings_that_break_a_step_or_a_checkpoint_are_refused(asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        config(asked)
 
 
 @pytest.mark.parametrize(

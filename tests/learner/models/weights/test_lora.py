@@ -135,11 +135,11 @@ def test_peft_loads_written_adapters_onto_the_base(source: Path, tmp_path: Path,
 
 def test_targets_that_are_not_there_are_refused_with_those_that_are(source: Path) -> None:
     expected = (
-        r"policy\.lora\.targets = \['query'\] cannot be adapted: .* This model's linear layers are called down_proj, "
-        r"gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj\."
+        r"policy\.lora\.targets = \['q_proj', 'query'\] cannot be adapted: no layer is called query\. This "
+        r"model's linear layers are called down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj\."
     )
     with pytest.raises(OperatorError, match=expected):
-        load_model(replace(settings_of(source), lora=LoraForm(2, 2.0, ("query",))))
+        load_model(replace(settings_of(source), lora=LoraForm(2, 2.0, ("q_proj", "query"))))
 
 
 def test_mixture_has_adapters_on_its_linear_layers_and_is_pushed_by_the_names_of_its_folder(tmp_path: Path) -> None:

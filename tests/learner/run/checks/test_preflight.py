@@ -15,6 +15,7 @@ from learner.run.checks.preflight import (
     check_same_files,
     check_same_objective,
     notice_changes,
+    notice_small_epoch,
     resolve_context,
 )
 from learner.run.start import RunStart
@@ -41,6 +42,12 @@ def test_bias_of_a_token_that_the_model_does_not_have_is_refused(tmp_path: Path)
         "settings: sampling.logit_bias names token 272, and policy.model has 272 tokens, 0 to 271. Leave it out, or "
         "give the token's id in this model."
     )
+
+
+def test_step_of_several_epochs_is_reported() -> None:
+    of_200 = Settings.model_validate({"learner": {"groups_per_step": 200}, "run": {"max_steps": 3}})
+    assert notice_small_epoch(of_200, 200) is None
+    assert "more than the 50 rows of data.train: a step takes 4 epochs." in str(notice_small_epoch(of_200, 50))
 
 
 def test_any_bias_passes_where_the_model_does_not_tell_its_tokens(tmp_path: Path) -> None:
@@ -132,11 +139,29 @@ def test_resume_with_another_tokenizer_or_template_is_refused(tmp_path: Path, na
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("max_num_seq", "Did you mean max_num_seqs?"), ("no_such_argument", "Remove it.")]
+    ("section", "setting", "known", "says"),
+    [
+        (
+            "rollout",
+            "engine_args",
+            "max_num_seqs",
+            "max_num_seq: vLLM has no such argument. Did you mean max_num_seqs?",
+        ),
+        ("rollout", "engine_args", "quantization", "no_such_argument: vLLM has no such argument. Remove it."),
+        (
+            "learner",
+            "deepspeed.zero_optimization",
+            "stage3_max_live_parameters",
+            "stage3_live_parameters: DeepSpeed has no such argument. Did you mean stage3_max_live_parameters?",
+        ),
+    ],
 )
-def test_engine_argument_that_vllm_does_not_have_is_refused(name: str, hint: str) -> None:
-    known = {"max_num_seqs": 8, "enable_log_requests": False, "quantization": None}
-    check_engine_args(Settings.model_validate({"rollout": {"engine_args": known}}))
+def test_argument_that_the_library_does_not_have_is_refused(section: str, setting: str, known: str, says: str) -> None:
+    def given(name: str) -> Settings:
+        field, _, inside = setting.partition(".")
+        return Settings.model_validate({section: {field: {inside: {name: 1}} if inside else {name: 1}}})
+
+    check_engine_args(given(known))
     with pytest.raises(SettingsError) as refused:
-        check_engine_args(Settings.model_validate({"rollout": {"engine_args": {**known, name: 1}}}))
-    assert str(refused.value) == f"settings: rollout.engine_args.{name}: vLLM has no such argument. {hint}"
+        check_engine_args(given(says.partition(":")[0]))
+    assert str(refused.value) == f"settings: {section}.{setting}.{says}"
