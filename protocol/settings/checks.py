@@ -1,5 +1,6 @@
 """Combinations of settings that contradict each other. Each is a sentence with the reason and the change to make."""
 
+import difflib
 import math
 from collections.abc import Iterator
 from itertools import chain
@@ -21,6 +22,23 @@ _LARGEST_KL_ERROR = 0.2
 _ENGINE_NOISE = 5e-3
 # Largest number of samples in a message to a rank (protocol.wire.messages.Batch).
 _MAX_STEP_SAMPLES = 1 << 20
+
+
+# Keys of DeepSpeed's configuration that the learner sets itself. Others could scale or clip gradients a second time.
+_OF_THE_LEARNER = (
+    "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps managed_gradient_accumulation "
+    "gradient_clipping optimizer scheduler fp16 bf16 bfloat16 amp"
+)
+# Its other keys. DeepSpeed 0.19 ignores unknown ones.
+_OF_DEEPSPEED = (
+    "zero_optimization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer data_types torch_autocast "
+    "steps_per_print dump_state log_level disable_python_gc disable_allgather communication_data_type "
+    "prescale_gradients compile aio seq_parallel_communication_data_type gradient_predivide_factor "
+    "gradient_allreduce_op activation_checkpointing comms_logger tensorboard wandb csv_monitor comet "
+    "flops_profiler wall_clock_breakdown memory_breakdown autotuning hybrid_engine pipeline data_efficiency "
+    "checkpoint dataloader_drop_last expert_parallel tensor_parallel timers use_data_before_expert_parallelism "
+    "weight_quantization datastates_ckpt vocabulary_size"
+)
 
 
 # Settings below the given ones for objectives that learn from rows without generating.
@@ -51,6 +69,7 @@ def check_combinations(settings: "Settings") -> None:
         _in_steps(settings),
         _in_endpoints(settings),
         _in_health(settings),
+        _in_deepspeed(settings.learner.deepspeed),
         _in_rollout(settings),
         _in_evaluations(settings),
         _in_filter(settings),
@@ -263,6 +282,37 @@ def _in_endpoints(settings: "Settings") -> Iterator[str]:
         )
     if rewards.combine == "mean" and names and math.fsum(weights) == 0:
         yield "rewards.combine = mean over endpoints whose weights add up to 0. Change a weight, or use sum."
+
+
+def _in_deepspeed(given: dict[str, Any]) -> Iterator[str]:
+    """Find keys that other settings decide, that DeepSpeed ignores, or that break checkpoints."""
+    known = _OF_DEEPSPEED.split()
+    for key in given:
+        if key in _OF_THE_LEARNER.split():
+            yield f"learner.deepspeed sets {key}, which follows from the other settings. Remove it."
+        elif key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else "Remove it."
+            yield f"learner.deepspeed sets {key}, which DeepSpeed does not have. {hint}"
+    zero = given.get("zero_optimization") or {}
+    if not isinstance(zero, dict):
+        yield f"learner.deepspeed sets zero_optimization = {zero}, expected a map of settings."
+        return
+    if "stage" in zero:
+        yield (
+            "learner.deepspeed sets zero_optimization.stage, which learner.zero_stage decides. Remove it, and set "
+            "learner.zero_stage."
+        )
+    if zero.get("round_robin_gradients"):
+        yield (
+            "learner.deepspeed sets zero_optimization.round_robin_gradients, with which a rank's part of a parameter "
+            "is not where checkpoints read it. Remove it."
+        )
+    if (zero.get("offload_optimizer") or {}).get("device") == "nvme":
+        yield (
+            "learner.deepspeed keeps the optimizer on NVMe, where a checkpoint cannot read it. Set "
+            "zero_optimization.offload_optimizer.device to cpu."
+        )
 
 
 def _in_health(settings: "Settings") -> Iterator[str]:

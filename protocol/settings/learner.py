@@ -4,12 +4,11 @@ First the names of algorithms, the settings that each name reads, and the recipe
 these names to functions; a test compares the two. This file needs no torch.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Mapping, Set
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from protocol.settings.paths import CodeName
 from protocol.settings.section import Count, CountAboveZero, Fraction, Seconds, Section, StoreUrl, ZeroStage
@@ -215,23 +214,6 @@ def _as_given(section: Any) -> Any:
     return section.model_dump(exclude_unset=True) if isinstance(section, Section) else section
 
 
-# Keys of DeepSpeed's configuration that the learner sets itself. Others could scale or clip gradients a second time.
-_OF_THE_LEARNER = (
-    "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps managed_gradient_accumulation "
-    "gradient_clipping optimizer scheduler fp16 bf16 bfloat16 amp"
-)
-# Its other keys. DeepSpeed 0.19 ignores unknown ones.
-_OF_DEEPSPEED = (
-    "zero_optimization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer data_types torch_autocast "
-    "steps_per_print dump_state log_level disable_python_gc disable_allgather communication_data_type "
-    "prescale_gradients compile aio seq_parallel_communication_data_type gradient_predivide_factor "
-    "gradient_allreduce_op activation_checkpointing comms_logger tensorboard wandb csv_monitor comet "
-    "flops_profiler wall_clock_breakdown memory_breakdown autotuning hybrid_engine pipeline data_efficiency "
-    "checkpoint dataloader_drop_last expert_parallel tensor_parallel timers use_data_before_expert_parallelism "
-    "weight_quantization datastates_ckpt vocabulary_size"
-)
-
-
 class LearnerSettings(AlgorithmSettings):
     num_ranks: CountAboveZero = Field(1, description="DeepSpeed ranks.")
     zero_stage: ZeroStage = Field(
@@ -287,34 +269,6 @@ class LearnerSettings(AlgorithmSettings):
         "or while rank 0 writes a checkpoint.",
     )
     deepspeed: dict[str, Any] = Field({}, description="Merged into DeepSpeed's own configuration.")
-
-    @field_validator("deepspeed")
-    @classmethod
-    def _check_deepspeed(cls, given: dict[str, Any]) -> dict[str, Any]:
-        for key in given:
-            if key in _OF_THE_LEARNER.split():
-                raise ValueError(f"{key} follows from the other settings. Remove it.")
-            if key not in (known := _OF_DEEPSPEED.split()):
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"The nearest is {near[0]}" if near else "Remove it"
-                raise ValueError(f"DeepSpeed has no setting {key}. {hint}")
-        zero = given.get("zero_optimization", {})
-        if not isinstance(zero, dict):
-            raise ValueError("zero_optimization is not a map of settings.")
-        if "stage" in zero:
-            raise ValueError(
-                "learner.zero_stage decides zero_optimization.stage. Remove it, and set learner.zero_stage."
-            )
-        if zero.get("round_robin_gradients"):
-            raise ValueError(
-                "with zero_optimization.round_robin_gradients a rank's part of a parameter is not where checkpoints "
-                "read it. Remove it."
-            )
-        if (zero.get("offload_optimizer") or {}).get("device") == "nvme":
-            raise ValueError(
-                "checkpoints cannot read an optimizer on NVMe. Set zero_optimization.offload_optimizer.device to cpu."
-            )
-        return given
 
     @model_validator(mode="after")
     def _check_offload(self) -> Self:

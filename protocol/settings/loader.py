@@ -231,7 +231,8 @@ def _explain(error: ValidationError) -> str:
             known = [known_name for known_name, _ in _flatten("", Settings().model_dump(mode="json"))]
             lines.append(unknown_setting(name, known))
         elif problem["type"] == "value_error" and name in ("", *Settings.model_fields):  # the text names settings
-            lines.append(f"settings: {str(problem['ctx']['error']).rstrip('.')}.")
+            text = str(problem["ctx"]["error"])
+            lines.append(f"settings: {text if text.endswith('?') else text.rstrip('.') + '.'}")
         else:
             lines.append(_explain_value(name, problem))
     return "\n".join(lines)

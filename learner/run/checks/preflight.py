@@ -202,7 +202,7 @@ def check_positions(model: Path, settings: Settings) -> None:
 
 def check_engine_args(settings: Settings) -> None:
     """Raise SettingsError for an argument of vLLM or of DeepSpeed's ZeRO that the installed version does not have."""
-    zero = settings.learner.deepspeed.get("zero_optimization", {})
+    zero = settings.learner.deepspeed.get("zero_optimization") or {}
     _check_known("rollout.engine_args", settings.rollout.engine_args, "vllm", "engine/arg_utils.py")
     _check_known("learner.deepspeed.zero_optimization", zero, "deepspeed", "runtime/zero/config.py")
 

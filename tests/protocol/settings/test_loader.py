@@ -230,7 +230,9 @@ def test_saved_settings_of_an_earlier_version_are_read_without_what_was_removed(
 def test_saved_settings_with_a_setting_that_the_algorithm_does_not_read_are_read(tmp_path: Path) -> None:
     """An earlier version took them: its run folders have an audit and a report all the same."""
     path = tmp_path / "settings.yaml"
-    path.write_text("learner: {gamma: 0.9}\ntools: {mcp: [{name: one, command: [server], folder: ''}]}\n")
+    path.write_text(
+        "learner: {gamma: 0.9}\nrollout: {environment: tools}\ntools: {mcp: [{name: one, command: [server], folder: ''}]}\n"
+    )
     settings = load_saved_settings(path)
     assert (settings.learner.gamma, settings.tools.mcp[0].folder) == (0.9, "")
     with pytest.raises(SettingsError, match=r"learner.gamma = 0.9 has no effect"):
