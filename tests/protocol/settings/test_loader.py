@@ -231,7 +231,8 @@ def test_saved_settings_with_a_setting_that_the_algorithm_does_not_read_are_read
     """An earlier version took them: its run folders have an audit and a report all the same."""
     path = tmp_path / "settings.yaml"
     path.write_text(
-        "learner: {gamma: 0.9}\nrollout: {environment: tools}\ntools: {mcp: [{name: one, command: [server], folder: ''}]}\n"
+        "learner: {gamma: 0.9}\nrollout: {environment: tools}\n"
+        "tools: {mcp: [{name: one, command: [server], folder: ''}]}\n"
     )
     settings = load_saved_settings(path)
     assert (settings.learner.gamma, settings.tools.mcp[0].folder) == (0.9, "")
