@@ -237,9 +237,8 @@ def describe_surprises(settings: "Settings") -> list[str]:
             f"learner.lr_warmup_steps = {learner.lr_warmup_steps} is longer than the policy's {num_steps} steps: its "
             f"learning rate ends at {num_steps / learner.lr_warmup_steps:.2g} of learner.lr."
         )
-    is_never = not settings.eval.every_steps
     for name, given in (("data.eval", settings.data.eval), ("eval.sets", settings.eval.sets)):
-        if given and is_never:
+        if given and not settings.eval.every_steps:
             surprises.append(
                 f"{name} is never evaluated: eval.every_steps is 0. Set it, such as to 20, or remove {name}."
             )
