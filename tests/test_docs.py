@@ -103,8 +103,7 @@ def test_settings_of_the_tutorials_are_accepted_and_their_python_compiles() -> N
 def test_documents_have_at_most_1500_words_and_rooms_400() -> None:
     lengths = {path: len(path.read_text("utf-8").split()) for path in _documents() if path not in PAGES}
     rooms = [path for path in lengths if path.name == "README.md" and path.relative_to(_ROOT).parts[0] in _FOLDERS[:6]]
-    limits = dict.fromkeys(rooms, 400) | {_ROOT / "docs/look_up/metrics.md": 1900}  # tables alone
-    assert {path: length for path, length in lengths.items() if length > limits.get(path, 1500)} == {}
+    assert {path: length for path, length in lengths.items() if length > (400 if path in rooms else 1500)} == {}
 
 
 def _spans(*exempt: str) -> Iterator[tuple[Path, str]]:
