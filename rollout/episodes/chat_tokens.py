@@ -62,7 +62,7 @@ class ChatTokens:
             first = str(getattr(self._tokenizer, "bos_token", None) or "")
             is_whole = isinstance(prompt, RenderedText) or (first != "" and prompt.startswith(first))
             tokens = self._encode(prompt, PROMPT, add_special_tokens=not is_whole)
-            if is_whole or tokens[-1:] != [self._tokenizer.eos_token_id]:
+            if is_whole or tokens[-1:] != [getattr(self._tokenizer, "eos_token_id", None)]:
                 return tokens
             # Some tokenizers also end each text, which the policy continues.
             text = self._encode(prompt, PROMPT, add_special_tokens=False)

@@ -184,15 +184,13 @@ def test_row_begins_with_bos_once_as_a_rollout_does(
     assert learnt(load(tmp_path, model_with_bos, row)[0], model_with_bos) == expected
 
 
-def test_template_that_writes_earlier_messages_in_another_way_is_refused(tmp_path: Path, model: Path) -> None:
+def test_template_that_begins_an_answer_in_another_way_is_refused(tmp_path: Path, model: Path) -> None:
     folder = tmp_path / "forgetful"
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = "{% for m in messages %}{{ m.content if loop.last else '-' }}{% endfor %}"
     shutil.copytree(model, folder)
     tokenizer.save_pretrained(folder)
-    with pytest.raises(
-        SettingsError, match=r"messages\[1\]: the model's chat template writes earlier messages in anoth"
-    ):
+    with pytest.raises(SettingsError, match=r"messages\[1\]: the model's chat template begins a whole answer in"):
         load(tmp_path, folder, {"messages": [_ASKED, _SAID]})
 
 

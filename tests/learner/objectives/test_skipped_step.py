@@ -22,7 +22,8 @@ from tests.learner.objectives.slow_policy_gradient import batch_of, trajectories
 # Reward endpoints as the checkpoint names them: the service of the cluster.
 SOURCE = float(zlib.crc32(Settings().rewards.reward_source("single_turn").encode()))
 BEFORE = {
-    **{"kl_coefficient": 0.3, "reward_count": 9.0, "reward_mean": 0.5, "reward_squares": 2.0},
+    **{"kl_coefficient": 0.3, "kl_coefficient_of_settings": 0.1},
+    **{"reward_count": 9.0, "reward_mean": 0.5, "reward_squares": 2.0},
     "reward_source": SOURCE,
 }
 
