@@ -1,6 +1,8 @@
 """Processes of the cluster: started detached, and recognised by pid and start time before they are ended."""
 
+import contextlib
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -22,7 +24,8 @@ _TERM_S = 10.0
 _MANY_FILES, _FEW_FILES = 65_536, 8_192  # open files of a process: of a large run, and too few for one
 _KILL_S = 5.0
 _SAME_START_S = 0.05  # tolerance for records of earlier versions, which have no kernel ticks
-_SHM = "/dev/shm/"  # noqa: S108  # where shared memory is, not a temporary file of ours
+# Shared memory of Ray, Python, torch and NCCL. A mapped file of another name is a user's, such as an index.
+_SHARED_MEMORY = re.compile(r"/dev/shm/(?:plasma|psm_|torch_|nccl-|wnsm_|sem\.)[^/]*")  # noqa: S108
 
 
 def allow_many_files() -> None:
@@ -155,7 +158,8 @@ def end(processes: Sequence[psutil.Process], term_s: float = _TERM_S) -> None:
     if stuck:
         raise OperatorError(f"Process {stuck[0].pid} ({stuck[0].name()}) cannot be ended. Look at it with ps.")
     for path in shared:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another owner's
+            path.unlink(missing_ok=True)
 
 
 def check_port(service: str, host: str, port: int, flag: str) -> None:
@@ -220,5 +224,5 @@ def _shared_memory(process: psutil.Process) -> set[Path]:
         maps = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return set()
-    paths = (line.split(maxsplit=5)[-1] for line in maps.splitlines() if _SHM in line)
-    return {Path(path) for path in paths if path.startswith(_SHM) and not path.endswith("(deleted)")}
+    paths = (line.split(maxsplit=5)[-1] for line in maps.splitlines())
+    return {Path(path) for path in paths if _SHARED_MEMORY.fullmatch(path) and not path.endswith("(deleted)")}

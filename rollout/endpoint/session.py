@@ -104,10 +104,11 @@ class AgentSession:
     def report(self, reward: RewardBody | None) -> dict[str, Any]:
         """End the session with a reward, or with None; return the reply. Raises: Refusal."""
         reply = self.end.report(reward)
-        try:
-            self._close(self._result(reward))
-        except NeighbourError as error:
-            self._close(error)
+        if reply["counted"]:  # a repeated report must not add its reward again
+            try:
+                self._close(self._result(reward))
+            except NeighbourError as error:
+                self._close(error)
         return reply
 
     def on_program_end(self, reward: float | None) -> None:

@@ -42,7 +42,10 @@ class Batcher(Generic[_Item, _Result]):
 
     async def close(self) -> None:
         """Cancel all batches and their waiting callers."""
-        self._flush()
+        if self._timer is not None:
+            self._timer.cancel()
+        for _, future in self._waiting:
+            future.cancel()
         for task in self._sending:
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
@@ -58,14 +61,12 @@ class Batcher(Generic[_Item, _Result]):
             task = asyncio.get_running_loop().create_task(self._deliver(batch))
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
+            # A task that is cancelled before its first step does not run at all.
+            task.add_done_callback(lambda _: [future.cancel() for _, future in batch])
 
     async def _deliver(self, batch: Sequence[tuple[_Item, "asyncio.Future[_Result]"]]) -> None:
         try:
             results = await self._send([item for item, _ in batch])
-        except asyncio.CancelledError:
-            for _, future in batch:
-                future.cancel()
-            raise
         except Exception as error:
             for _, future in batch:
                 if not future.done():

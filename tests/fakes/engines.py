@@ -34,15 +34,12 @@ class CharacterTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join("<bos>" if token == BOS else chr(token) for token in tokens)
 
-    def apply_chat_template(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool, tokenize: bool, return_dict: bool
-    ) -> list[int]:
-        assert tokenize
-        assert not return_dict
+    def apply_chat_template(self, messages: list[dict[str, Any]], add_generation_prompt: bool, tokenize: bool) -> str:
+        assert not tokenize
         if any("content" not in message for message in messages):
             raise ValueError("a message has no content")
         text = "".join(f"[{message['role']}]{message['content']}" for message in messages)
-        return self.encode(text + "[assistant]" * add_generation_prompt, add_special_tokens=False)
+        return text + "[assistant]" * add_generation_prompt
 
 
 class FakeEngine:

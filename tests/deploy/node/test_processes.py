@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
@@ -86,3 +87,23 @@ def test_taken_port_is_told_with_pid_and_program_alone() -> None:
         f"Port {port} of 127.0.0.1, wanted by the retriever, is taken by process {os.getpid()} "
         f"({psutil.Process().name()}). Stop that process, or choose another port with --retriever-port."
     )
+
+
+def test_shared_memory_of_an_ended_process_is_removed_and_a_users_file_stays() -> None:
+    made = [Path(f"/dev/shm/{kind}_{os.getpid()}") for kind in ("psm", "users_index")]  # noqa: S108  shared memory
+    for path in made:
+        path.write_bytes(b"x" * 4096)
+    mapping = (
+        "import mmap, sys, time; files = [open(path, 'r+b') for path in sys.argv[1:]];"
+        "maps = [mmap.mmap(file.fileno(), 0) for file in files]"
+    )
+    command = [sys.executable, "-c", f"{mapping}; print(1, flush=True); time.sleep(60)", *map(str, made)]
+    try:
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            end([psutil.Process(process.pid)])
+        assert [path.exists() for path in made] == [False, True]
+    finally:
+        for path in made:
+            path.unlink(missing_ok=True)

@@ -54,14 +54,15 @@ async def test_batcher_drops_cancelled_items() -> None:
     assert sent == [2]
 
 
-async def test_close_cancels_pending_batches() -> None:
+@pytest.mark.parametrize("size", [1, 2])  # sent at once, and waiting for another item
+async def test_close_cancels_pending_batches(size: int) -> None:
     async def send(items: Sequence[int]) -> Sequence[int | Exception]:
         await asyncio.sleep(60)
         return list(items)
 
-    batcher: Batcher[int, int] = Batcher(1, send)
+    batcher: Batcher[int, int] = Batcher(size, send)
     waiting = asyncio.create_task(batcher.add(1))
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
     await batcher.close()
     with pytest.raises(asyncio.CancelledError):
-        await waiting
+        await asyncio.wait_for(waiting, 5.0)
