@@ -40,7 +40,7 @@ class Restarts:
 
     def next_delay(self, lived_s: float, was_healthy: bool) -> float:
         """Record an end; returns the seconds until the next start."""
-        if lived_s >= _LASTED_S:
+        if lived_s >= _LASTED_S and was_healthy:
             self.num_quick_ends = self.num_unhealthy_ends = 0
         self.num_quick_ends += 1
         self.num_unhealthy_ends = 0 if was_healthy else self.num_unhealthy_ends + 1

@@ -63,7 +63,11 @@ class McpClient:
         tools: list[ListedTool] = []
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
-            page = await self._within(self.server.timeout_s, connection, connection.client.list_tools(cursor=cursor))
+            try:
+                asked = connection.client.list_tools(cursor=cursor)
+                page = await self._within(self.server.timeout_s, connection, asked)
+            except ToolRefusal as error:
+                raise NeighbourError(self._boundary, f"it refuses to list its tools: {error}") from None
             tools += page.tools
             cursor = page.next_cursor
             if cursor is None:
