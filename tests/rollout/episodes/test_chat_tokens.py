@@ -194,7 +194,9 @@ def test_calls_arguments_are_the_same_as_a_text_and_as_an_object() -> None:
 def test_prompt_that_is_one_text_is_the_operators_and_keeps_its_control_tokens(make: Make) -> None:
     tokenizer = make()
     text = "<|im_start|>user\ndog<|im_end|>"
-    assert ChatTokens(tokenizer).prompt(text) == tokenizer.encode(text)
+    expected = tokenizer.encode(text)
+    added = make is slow  # ByT5 ends each text
+    assert ChatTokens(tokenizer).prompt(text) == (expected[:-1] if added else expected)
     assert "<|im_start|>" in _controls(tokenizer, ChatTokens(tokenizer).prompt(text))
 
 
