@@ -298,12 +298,14 @@ class RewardClient(ClosedAtExit):
         calls = [self._score_at(scorer, request) for scorer in self._always]
         if self._shards:
             calls.append(self._score_at_a_shard(request))
+        first: Exception | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(call) for call in calls]
         except* NeighbourError as failures:
-            # The first failure cancelled the other calls.
-            raise failures.exceptions[0] from None
+            first = failures.exceptions[0]  # it cancelled the other calls
+        if first is not None:
+            raise first  # out of the block, in which Python 3.11.2 makes a group of it
         return dict(task.result() for task in tasks)
 
     async def _score_at_a_shard(self, request: ScoreRequest) -> tuple[str, SampleScore]:

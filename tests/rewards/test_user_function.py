@@ -203,19 +203,16 @@ async def test_odd_row_never_changes_what_a_trl_function_reads(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("parameters", "label_name", "missing"),
+    ("parameters", "missing"),
     [
-        ("completions, tests", "", "tests"),
-        ("completions, answer, tests", "", "answer', 'tests"),
-        ("completions, answer, solution", "", "answer', 'solution"),
-        ("completions, answer", "gold", "answer"),
+        ("completions, tests", "tests"),
+        ("completions, answer, tests", "answer', 'tests"),
+        ("completions, answer, solution", "answer', 'solution"),
     ],
 )
-async def test_label_fills_no_other_column_of_a_trl_function(
-    tmp_path: Path, parameters: str, label_name: str, missing: str
-) -> None:
+async def test_label_fills_no_other_column_of_a_trl_function(tmp_path: Path, parameters: str, missing: str) -> None:
     path = write(tmp_path, f"def score({parameters}):\n    return [1.0 * ('l' in c) for c in completions]\n")
-    function = await asyncio.to_thread(UserFunction, path, "text", label_name)
+    function = await asyncio.to_thread(UserFunction, path, "text")
     with pytest.raises(
         ScorerFailure, match=rf"ValueError: the data rows have no columns \['{missing}'\]; .*--label NAME"
     ):
