@@ -319,7 +319,7 @@ def _encode(rows: Sequence[Sequence[Segment]], tokenizer: "PreTrainedTokenizerBa
         # Where a tokenizer puts a space before some texts, the whole row shows where.
         tokens = _encode_whole(row, tokenizer) if mark and tokenizer.is_fast else None
         tokens = tokens or [encoded[part.text, part.place] for part in row]
-        if row[0].place is Place.START:
+        if row and row[0].place is Place.START:
             tokens = [[*prefix, *tokens[0]], *tokens[1:]]
         yield tokens
 
