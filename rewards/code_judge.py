@@ -121,6 +121,8 @@ def worker() -> None:
 def in_one_process() -> None:
     """Run the code and its test together; the exit status says whether the test passed."""
     task, own = json.loads(sys.stdin.buffer.read()), dict(vars(builtins))
+    # Ends the process. The wall-clock limit holds for the test in two processes and these two runs together.
+    signal.setitimer(signal.ITIMER_PROF, resource.getrlimit(resource.RLIMIT_CPU)[0] / 4)
     module = _load(task["code"])
     vars(builtins).update(own)
     _test(task, module)
