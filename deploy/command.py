@@ -30,6 +30,7 @@ VERBS = {
     "report": Verb("write a run's report.html, also while it runs", "learner.report.write:main"),
     "audit": Verb("prove that each prompt was trained once", "learner.audit.command:main"),
     "eval": Verb("score a model on held-out prompts", "learner.evaluate:main"),
+    "chat": Verb("talk with a model in the terminal", "rollout.chat:main"),
     "serve-reward": Verb("serve a reward function or a bundled scorer", "rewards.serve:main"),
     "check-reward": Verb("check that a run can use a reward endpoint", "rewards.check:main"),
     "prepare-data": Verb("turn a known data set into rows that run", "learner.data.prepare.command:main"),

@@ -24,7 +24,11 @@ def start_vllm(spec: EngineRequest) -> Any:
 
     Raises: SettingsError when vLLM refuses the settings, NeighbourError when its processes do not come up.
     """
-    _set_environment(spec)
+    environment = vllm_environment(spec.model, on_cpus=spec.on_cpus)
+    if spec.on_cpus and spec.tensor_parallel_size == 1:
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
     from vllm import AsyncEngineArgs
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.usage.usage_lib import UsageContext
@@ -61,13 +65,13 @@ def ends_turns(llm: Any) -> bool:
     return is_ours and has_fast_tokenizer(llm.get_tokenizer())
 
 
-def _set_environment(spec: EngineRequest) -> None:
-    """Set vLLM's environment variables, here and for its processes, unless the user set them."""
-    settings = {
+def vllm_environment(model: str, *, on_cpus: bool) -> dict[str, str]:
+    """Return vLLM's environment variables for a model; those that the user set come before them."""
+    environment = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
-        "HF_HUB_OFFLINE": "1" if Path(spec.model).is_dir() else "0",
+        "HF_HUB_OFFLINE": "1" if Path(model).is_dir() else "0",
         "TOKENIZERS_PARALLELISM": "false",
         # Containers often have no home folder, and would compile at every start.
         "VLLM_CACHE_ROOT": str(sluice_home() / "cache" / "vllm"),
@@ -77,17 +81,15 @@ def _set_environment(spec: EngineRequest) -> None:
         # The same for other memory, such as oneDNN's packed weights. Read when a process starts.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }
-    if spec.on_cpus:
-        settings |= {
+    if on_cpus:
+        environment |= {
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": "1",
-            **({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if spec.tensor_parallel_size == 1 else {}),
             "VLLM_HOST_IP": "127.0.0.1",
             "GLOO_SOCKET_IFNAME": "lo",
         }
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
+    return environment
 
 
 def _default_engine_args(spec: EngineRequest) -> dict[str, Any]:

@@ -1,0 +1,220 @@
+"""`sluice chat MODEL`: talk with a model in the terminal. It may call the bundled tools, as in a run. Optional."""
+
+import argparse
+import asyncio
+import itertools
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from jinja2 import TemplateError
+
+from protocol.errors import NeighbourError, OperatorError
+from protocol.one_line import one_line
+from protocol.settings.rewards import RetrieverSettings, RewardsSettings
+from protocol.settings.rollout import RolloutSettings
+from protocol.settings.run_spec import RunSpec
+from protocol.settings.tools import BUNDLED_TOOLS
+from rollout.engine.start import vllm_environment
+from rollout.environments.base import Messages, Turn
+from rollout.environments.tool_use.call_formats import choose_reader
+from rollout.environments.tool_use.tool_use import SharedTools, ToolUse
+from rollout.neighbours.node import this_node
+from rollout.neighbours.tools.by_name import open_tools
+from rollout.neighbours.tools.tool import Tool
+
+_ABOUT = """\
+Talk with a model folder, the folder of a run, or a Hugging Face name. /new begins a new conversation, Ctrl-C stops an
+answer, Ctrl-D ends the chat. A model without a chat template continues each line as a text."""
+_MAX_ROUNDS = 16  # turns that may call tools before the user speaks again
+_MAX_CALLS = 16  # in one turn
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns its exit status."""
+    parser = argparse.ArgumentParser("sluice chat", description=_ABOUT, allow_abbrev=False)
+    parser.add_argument("model", metavar="MODEL", help="model folder, Hugging Face name, or the folder of a run")
+    parser.add_argument("--system", metavar="TEXT", help="system message of each conversation")
+    parser.add_argument(
+        "--tool", action="append", default=[], choices=BUNDLED_TOOLS, help="offer a tool of this node; may be repeated"
+    )
+    parser.add_argument("--temperature", type=float, default=1.0, help="0: the likeliest token each time")
+    parser.add_argument("--max-tokens", type=int, default=1024, help="longest answer in tokens")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code of the model folder")
+    options = parser.parse_args(arguments)
+    newest = Path(options.model).expanduser() / "checkpoints" / "latest" / "model"
+    options.model = str(newest if newest.is_dir() else options.model)
+    tools = open_tools(options.tool, _run_spec(), this_node()) if options.tool else {}
+    with asyncio.Runner() as runner:
+        try:
+            for tool in tools.values():
+                runner.run(tool.check())
+            chat = Chat(Speaker(options), options.system, [*tools.values()], runner)
+            while (line := _read_line()) is not None:
+                chat.take(line)
+        finally:
+            for tool in tools.values():
+                runner.run(tool.close())
+    return 0
+
+
+class Speaker:
+    """A model that writes answers into the terminal, in this process."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """Load the model; takes 20 s or more. Raises: OperatorError with the reason when it cannot be served."""
+        import torch
+        from transformers import AutoTokenizer
+
+        self._options = options
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(options.model, trust_remote_code=options.trust_remote_code)
+        except (OSError, ValueError) as error:
+            raise OperatorError(
+                f"{options.model} has no tokenizer that can be loaded: {one_line(error, 300)}"
+            ) from error
+        on_cpus = not torch.cuda.is_available()
+        # In one process: Ctrl-C would also end the engine's own.
+        environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+        for name, value in (vllm_environment(options.model, on_cpus=on_cpus) | environment).items():
+            os.environ.setdefault(name, value)
+        warnings.simplefilter("ignore")
+        print(f"Loading {options.model} ..", file=sys.stderr)
+        from vllm import EngineArgs, LLMEngine
+
+        args = EngineArgs(
+            model=options.model,
+            trust_remote_code=options.trust_remote_code,
+            max_model_len=-1,  # as long as the cache allows
+            enforce_eager=on_cpus,
+            disable_log_stats=True,
+            use_tqdm_on_load=False,
+            **({"dtype": "float32"} if on_cpus else {}),
+        )
+        try:
+            self._engine = LLMEngine.from_engine_args(args)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise OperatorError(f"vLLM cannot serve {options.model}: {one_line(error, 2000)}") from error
+        self._numbers = itertools.count()
+
+    def write(self, prompt: Sequence[int], *, keep_control_tokens: bool) -> tuple[str, Literal["stop", "length"]]:
+        """Print an answer to the prompt's tokens as it comes. Returns its text and the reason of its end.
+
+        Raises: KeyboardInterrupt after Ctrl-C, NeighbourError for a prompt that is longer than the model's context.
+        """
+        from vllm import SamplingParams, TokensPrompt
+        from vllm.exceptions import VLLMError
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = SamplingParams(
+            temperature=self._options.temperature,
+            max_tokens=self._options.max_tokens,
+            skip_special_tokens=not keep_control_tokens,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        name, text, finish = str(next(self._numbers)), "", None
+        # A step that Ctrl-C interrupts would leave a broken engine.
+        stops: list[int] = []
+        before = signal.signal(signal.SIGINT, lambda number, _: stops.append(number))
+        try:
+            self._engine.add_request(name, TokensPrompt(prompt_token_ids=[*prompt]), sampling)
+            while self._engine.has_unfinished_requests() and not stops:
+                for output in self._engine.step():
+                    piece = output.outputs[0].text
+                    text, finish = text + piece, output.outputs[0].finish_reason
+                    print(piece, end="", flush=True)
+        except VLLMError as error:
+            raise NeighbourError("engine", one_line(error, 500)) from error
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if stops:
+            self._engine.abort_request([name])
+            raise KeyboardInterrupt
+        print(" (cut at its limit of tokens)" if finish == "length" else "", flush=True)
+        return text, "length" if finish == "length" else "stop"
+
+
+class Chat:
+    """One terminal's conversations."""
+
+    def __init__(self, speaker: Speaker, system: str | None, tools: Sequence[Tool], runner: asyncio.Runner) -> None:
+        """runner: runs the tools. Raises: OperatorError, SettingsError when the model's template cannot do this."""
+        self._speaker = speaker
+        self._tokenizer = speaker.tokenizer
+        if not self._tokenizer.chat_template and (tools or system):
+            raise OperatorError("The model has no chat template: leave out --tool and --system.")
+        self._system = [] if system is None else [{"role": "system", "content": system}]
+        self._messages: Messages = [*self._system]
+        self._reader = choose_reader("auto", self._tokenizer) if tools else None
+        self._toolbox = SharedTools(tools)
+        self._runner = runner
+
+    def take(self, line: str) -> None:
+        """Answer a line. After Ctrl-C or a failure the conversation is what it was before the line."""
+        before = [*self._messages]
+        try:
+            if line == "/new":
+                self._messages = [*self._system]
+            elif line and not self._tokenizer.chat_template:
+                self._speaker.write(self._tokenizer(line)["input_ids"], keep_control_tokens=False)
+            elif line:
+                self._answer(line)
+        except KeyboardInterrupt:
+            self._messages = before
+            print("\n(stopped; the line is forgotten)", file=sys.stderr)
+        except (NeighbourError, TemplateError) as error:
+            self._messages = before
+            print(f"\n(no answer, the line is forgotten: {one_line(error, 500)})", file=sys.stderr)
+
+    def _answer(self, line: str) -> None:
+        environment = (
+            ToolUse(_MAX_ROUNDS, self._toolbox, self._reader, _MAX_CALLS) if self._reader is not None else None
+        )
+        self._messages.append({"role": "user", "content": line})
+        while True:
+            prompt = self._tokenizer.apply_chat_template(
+                self._messages, tools=[*self._toolbox.schemas] or None, add_generation_prompt=True, return_dict=False
+            )
+            text, finish = self._speaker.write(prompt, keep_control_tokens=environment is not None)
+            step = self._runner.run(environment.step(Turn(text, finish))) if environment is not None else None
+            results = cast(Messages, step.observation or []) if step is not None else []
+            self._messages += [self._message(text, results), *results]
+            if not results:
+                return
+            for result in results:
+                print(f"[{result['name']}] {result['content']}")
+
+    def _message(self, text: str, results: Messages) -> dict[str, Any]:
+        """Return the model's turn as a message, with the calls that have results."""
+        if self._reader is None or not results:
+            return {"role": "assistant", "content": text}
+        content, calls = self._reader.read(text)
+        written = [
+            {
+                "id": result["tool_call_id"],
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call, result in zip(calls, results, strict=True)
+            if call.problem is None
+        ]
+        calls_part = {"tool_calls": written} if written else {}
+        return {"role": "assistant", "content": content if written else text, **calls_part}
+
+
+def _run_spec() -> RunSpec:
+    """Return the description of a run with the default settings, for its tools."""
+    no_run: dict[str, Any] = {"run_id": "chat", "incarnation": 1, "coordinator_address": "", "seed": 0}
+    return RunSpec(**no_run, rollout=RolloutSettings(), retriever=RetrieverSettings(), rewards=RewardsSettings())
+
+
+def _read_line() -> str | None:
+    """Return the terminal's next line; None at its end or after Ctrl-C."""
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except (EOFError, KeyboardInterrupt):
+        return None

@@ -1,0 +1,56 @@
+"""`sluice chat`: a real model's answers, and the calls of a scripted one."""
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from rollout.chat import Chat, Speaker
+from rollout.neighbours.node import Node
+from rollout.neighbours.tools.calculator import Calculator
+from tests.fakes.rollout_fakes import make_keys, make_spec
+from tests.fakes.tiny_models import make_tiny_model
+from tests.fakes.tool_models import FAMILIES
+
+
+def test_model_answers_each_line_with_what_was_said_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    FAMILIES["hermes"].tokenizer().save_pretrained(make_tiny_model(tmp_path, tied=True))
+    options = argparse.Namespace(model=str(tmp_path), trust_remote_code=False, temperature=0.0, max_tokens=8)
+    with asyncio.Runner() as runner:
+        chat = Chat(Speaker(options), None, [], runner)
+        capsys.readouterr()
+        printed = [chat.take(line) or capsys.readouterr().out for line in ("hi", "hi", "/new", "hi", "x" * 2000)]
+    assert printed[0] == printed[3] != printed[1]
+    assert "(cut at its limit of tokens)" in printed[0]
+    assert printed[4] == "", "a line longer than the model's context has no answer"
+
+
+class _Scripted:
+    """Writes given turns; keeps the prompts."""
+
+    def __init__(self, turns: Sequence[str]) -> None:
+        self.tokenizer: Any = FAMILIES["hermes"].tokenizer()
+        self.prompts: list[str] = []
+        self._turns = iter(turns)
+
+    def write(self, prompt: Sequence[int], *, keep_control_tokens: bool) -> tuple[str, Literal["stop", "length"]]:
+        self.prompts.append(self.tokenizer.decode(prompt))
+        return next(self._turns), "stop"
+
+
+def test_calls_of_tools_are_run_and_their_results_read() -> None:
+    call = FAMILIES["hermes"].call.format(name="calculator", arguments='{"expression": "6 * 7"}')
+    tool = Calculator(make_spec(), Node(None, None, "t", make_keys()))
+    scripted: Any = _Scripted([f"I compute.\n{call}", "It is 42.", "Yes."])
+    with asyncio.Runner() as runner:
+        chat = Chat(scripted, "Be short.", [tool], runner)
+        chat.take("What is 6 * 7?")
+        chat.take("Sure?")
+    for written in ("calculator", "Be short."):
+        assert written in scripted.prompts[0]
+    result = "<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert scripted.prompts[1].endswith(f"I compute.{call}<|im_end|>\n{result}")
+    assert "It is 42.<|im_end|>" in scripted.prompts[2]
