@@ -54,7 +54,7 @@ class FakeEngine:
         self.calls: list[str] = []
         self.generates_while_receiving = True
         self._num_in_flight = 0
-        self._num_output_tokens = 0
+        self._num_output_tokens = 7  # of the run before
 
     @property
     def stats(self) -> EngineStats:

@@ -29,6 +29,7 @@ def test_settings_accept_the_names_of_the_tables_and_no_others() -> None:
     assert {name: each.min_group for name, each in ADVANTAGES.items() if each.of_groups} == of_groups
     assert {name: each.needs_critic for name, each in ADVANTAGES.items() if each.of_tokens} == of_tokens
     assert set(names.LOSSES) == set(LOSSES)
+    assert {name for name, each in LOSSES.items() if not each.has_ratio} == {"reinforce"}
     assert set(names.CORRECTIONS) == set(CORRECTIONS)
     assert set(get_args(LossSettings.model_fields["aggregate"].annotation)) == set(AGGREGATES)
     assert set(get_args(KlSettings.model_fields["form"].annotation)) == set(KL_FORMS)

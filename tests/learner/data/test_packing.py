@@ -55,6 +55,10 @@ def test_fewer_trajectories_than_ranks_leave_empty_micro_batches() -> None:
     assert plan_step([7], 3, 8) == [[[0]], [[]], [[]]]
 
 
+def test_costliest_micro_batch_is_halved_for_a_rank_without_one() -> None:
+    assert plan_step([5, 3, 3, 2], 3, 8) == [[[0]], [[2, 3]], [[1]]]
+
+
 @pytest.mark.parametrize(("num_ranks", "budget"), [(0, 8), (1, 0)])
 def test_plan_refuses_no_ranks_and_no_budget(num_ranks: int, budget: int) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):

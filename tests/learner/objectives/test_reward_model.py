@@ -14,7 +14,7 @@ from torch import Tensor
 from learner.models.gradient import LossFunction, StepResult
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.roles import Roles
-from learner.objectives.reward_model import RewardModelling, pair_loss
+from learner.objectives.reward_model import RewardModelling, _held_out_means, pair_loss
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch, MiniBatch
 from protocol.wire.trajectory import Trajectory
@@ -107,6 +107,11 @@ def test_loss_is_that_of_trl_1_16_for_the_same_rewards(margins: Sequence[float],
     found, sums = pair_loss(center, rewards, torch.zeros(()), make_micro_batch(samples))
     assert float(found) / 3 == pytest.approx(loss, abs=1e-6)
     assert float(sums["preference/accuracy"]) == 1
+    _, ties = pair_loss(center, torch.zeros(6), torch.zeros(()), make_micro_batch(samples))
+    assert float(ties["preference/accuracy"]) == 0
+    means = _held_out_means({**sums, "loss": found})
+    assert float(means["reward_mean"]) == pytest.approx(rewards.mean().item())
+    assert float(means["reward_std"]) == pytest.approx(rewards.std(correction=0).item(), rel=1e-5)
 
 
 def test_resumed_run_keeps_the_scale_of_held_out_rewards() -> None:

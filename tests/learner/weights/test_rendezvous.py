@@ -27,6 +27,7 @@ def test_every_rank_of_the_world_is_taken_once(begin: Callable[[], Rendezvous]) 
 def test_place_to_meet_is_one_for_all_and_taken_before_anyone_is_told_of_it() -> None:
     rendezvous = NcclRendezvous("127.0.0.1", 2, 1, 5.0)
     inits = [rendezvous.init(place) for place in range(2)]
+    assert inits[0]["deadline_s"] == 10.0, "twice the learner's"
     (place,) = {(init["master_address"], init["master_port"]) for init in inits}
     with pytest.raises(OSError, match="in use"):
         socket.create_server(place)

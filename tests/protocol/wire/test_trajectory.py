@@ -135,7 +135,7 @@ def test_rewards_of_turns_travel_with_the_facts() -> None:
 @pytest.mark.parametrize(
     ("turns", "problem"),
     [
-        ([TurnReward(2, 1.0)], "turn_rewards[0]: ends at 2 after 0, where the model wrote no token"),
+        ([TurnReward(5, 1.0)], "turn_rewards[0]: ends at 5 after 0, where the model wrote no token"),
         ([TurnReward(7, 1.0)], "turn_rewards[0]: ends at 7 after 0, where the model wrote no token"),
         (
             [TurnReward(4, 1.0), TurnReward(4, 1.0)],
