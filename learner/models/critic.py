@@ -89,15 +89,17 @@ def load_value_model(settings: PolicySettings) -> ValueModel:
     body = build_model(AutoModel, settings)
     model = ValueModel(prepare_for_training(body, gradient_checkpointing=settings.gradient_checkpointing))
     if has_weights():
-        _load_head(model, settings.model_dir, unused_tensors(body))
+        has_head = _load_head(model, settings.model_dir, unused_tensors(body))
+        if has_head and settings.role == "critic":
+            _normalise(model)
     if dist.is_initialized():
         share([model.bias])
     return model.train()
 
 
 @torch.no_grad()
-def _load_head(model: ValueModel, folder: Path, unused: Collection[str]) -> None:
-    """Load the folder's head if it has one. unused: names of its tensors that the body does not use."""
+def _load_head(model: ValueModel, folder: Path, unused: Collection[str]) -> bool:
+    """Load the folder's head; False: it has none. unused: names of its tensors that the body does not use."""
     tensors = dict(_read_tensors(folder, unused))
     try:
         head = find_head({name: tensor.shape for name, tensor in tensors.items()}, model.score.in_features)
@@ -107,10 +109,19 @@ def _load_head(model: ValueModel, folder: Path, unused: Collection[str]) -> None
             "nothing for the policy's body."
         ) from None
     if head is None:
-        return
+        return False
     model.score.weight.copy_(tensors[f"{head}.weight"])
     if (bias := tensors.get(f"{head}.bias")) is not None:
         model.bias.copy_(bias)
+    return True
+
+
+@torch.no_grad()
+def _normalise(model: ValueModel) -> None:
+    """Give values the unit of the rewards that a served reward model returns: less `mean`, over `std` of its config."""
+    mean, std = (float(getattr(model.config, name, None) or none) for name, none in (("mean", 0.0), ("std", 1.0)))
+    model.score.weight.div_(std)
+    model.bias.sub_(mean).div_(std)
 
 
 def _read_tensors(folder: Path, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:

@@ -1,7 +1,7 @@
 """The check of every start: a rank computes what the model's own code computes, for any layout of a micro-batch.
 
-Each role is compared with its own eager code: in float32, on one text of `rollout.max_context_tokens` beside two short
-ones, with the model's own widths and its first layers (`shallow`). So no list of models is needed.
+Each role is compared with its own eager code: in float32, on one text as long as the run's beside two
+short ones, with the model's own widths and its first layers (`shallow`). So no list of models is needed.
 
 Why the first layers and random weights: 70 billion weights in float32 and all scores of a long text fit on no device.
 The code and the configuration decide what a rank computes. Each push compares the trained weights.
@@ -37,7 +37,10 @@ _LIMIT = 1e-3  # nats, or a critic's value. Rounding in float32 stays 100 times 
 _NUM_SCORED = 512  # last tokens of each text that are compared: they depend on every window and chunk
 _SHORT = (24, 16)  # the last is the beginning of the first
 _ALONE = "Set learner.micro_batch_tokens to 1: every trajectory is then computed by itself."
-_OTHER_MODEL = "Use another model, or a rollout.max_context_tokens below its window or chunk (docs/look_up/models.md)."
+_OTHER_MODEL = (
+    "Use another model, or a rollout.max_context_tokens below its window or chunk; of rows, shorter ones "
+    "(docs/look_up/models.md)."
+)
 
 
 @dataclass(frozen=True)

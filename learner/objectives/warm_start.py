@@ -59,10 +59,14 @@ def _make(settings: Settings, model: Path, made: Path, tell: Callable[[str], Non
     warm = settings.policy.warm_start
     assert warm.data is not None
     micro_batch_tokens = settings.learner.micro_batch_tokens
-    engine = load_policy(warm_start_settings(settings, model), name=settings.policy.model)
+    rows = load_rows(Path(warm.data), model, trust_remote_code=settings.policy.trust_remote_code)
+    of_warm_start = warm_start_settings(settings, model)
+    # The model is checked at the longest text that it computes.
+    longest = max([of_warm_start.max_tokens, *(len(row.tokens) for row in rows)])
+    engine = load_policy(replace(of_warm_start, max_tokens=longest), name=settings.policy.model)
     run_sft(
         engine,
-        load_rows(Path(warm.data), model, trust_remote_code=settings.policy.trust_remote_code),
+        rows,
         rows_per_step=warm.rows_per_step,
         max_steps=warm.max_steps,
         micro_batch_tokens=micro_batch_tokens,

@@ -19,11 +19,12 @@ from learner.data.sft_rows import RowEncoder
 
 
 class DemonstrationJudge:
-    """Returns the reasons why rows cannot be learnt. forms: numbers of the others, by form."""
+    """Returns the reasons why rows cannot be learnt. forms, longest: of the others."""
 
     def __init__(self, model: Path, form: str, *, trust_remote_code: bool) -> None:
         """form: data.form."""
-        self.forms: Counter[str] = Counter()
+        self.forms: Counter[str] = Counter()  # number of rows, by form
+        self.longest = 0  # tokens
         self._how = partial(judge_rows, model, form, trust_remote_code)
         self._child = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
@@ -39,22 +40,23 @@ class DemonstrationJudge:
         """Return the problem of each row, or None."""
         rows = [prompt.columns for prompt in prompts]
         found = self._child.submit(self._how, rows).result()
-        self.forms.update(form for form, problem in found if not problem)
-        return [Refusal(problem) if problem else None for _, problem in found]
+        self.forms.update(form for form, problem, _ in found if not problem)
+        self.longest = max([self.longest, *(num_tokens for _, _, num_tokens in found)])
+        return [Refusal(problem) if problem else None for _, problem, _ in found]
 
 
 def judge_rows(
     model: Path, form: str, trust_remote_code: bool, rows: Sequence[dict[str, Any]]
-) -> list[tuple[str, str]]:
-    """Return the form and the problem of each row, as a sentence; the latter is empty for a row that can be learnt."""
+) -> list[tuple[str, str, int]]:
+    """Return each row's form, its problem as a sentence (empty: it can be learnt), and its longest text in tokens."""
     encoder = RowEncoder(model, form, trust_remote_code=trust_remote_code)
     found = []
     for row in rows:
-        columns = problem = ""
+        columns, problem, num_tokens = "", "", 0
         try:
             columns = encoder.form_of(row)
-            encoder.encode(row)
+            num_tokens = max(len(each.tokens) for each in encoder.encode(row))
         except BadRowError as error:
             problem = f"{error}."
-        found.append((columns, problem))
+        found.append((columns, problem, num_tokens))
     return found

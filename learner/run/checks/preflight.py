@@ -88,7 +88,8 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
         check_same_batch(settings, start)
     has_prompts = settings.data.train or needs_of(settings).prompts
     train = read_train_prompts(settings, model, start, judged) if has_prompts else None
-    check_held_out(settings, model)
+    held_out = check_held_out(settings, model)
+    settings = resolve_rows(settings, model, max(held_out, train.longest if train is not None else 0))
     check_disk(start.folder, settings, read_sizes(settings, model))
     data_notices = (train and train.notice, train and notice_small_epoch(settings, len(train.index)), demonstrations)
     notices = (start.notice, notice_changes(settings, start), *data_notices, *describe_surprises(settings))
@@ -114,6 +115,20 @@ def resolve_context(settings: Settings, model: Path) -> Settings:
     if is_given or most is None or not rollout.max_response_tokens < most < rollout.max_context_tokens:
         return settings
     return settings.model_copy(update={"rollout": rollout.model_copy(update={"max_context_tokens": most})})
+
+
+def resolve_rows(settings: Settings, model: Path, longest: int) -> Settings:
+    """Return the settings of a run on rows with rollout.max_context_tokens of at least the longest row.
+
+    The plan's memory and the check of the models at the start are of this length.
+    """
+    if not settings.is_of_rows:
+        return settings
+    if settings.objective == "kto":  # a row's prompt also gets another row's answer
+        longest = min(2 * longest, read_max_positions(model) or 2 * longest)
+    rollout = settings.rollout
+    longest = max(longest, rollout.max_response_tokens + 1)
+    return settings.model_copy(update={"rollout": rollout.model_copy(update={"max_context_tokens": longest})})
 
 
 def notice_changes(settings: Settings, start: RunStart) -> str | None:

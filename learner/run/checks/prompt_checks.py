@@ -27,6 +27,7 @@ class TrainPrompts:
     index: PromptIndex  # place of each usable row
     skipped: tuple[SkippedRow, ...]  # rows that are not used
     notice: str | None  # message for the user; None: all rows are usable
+    longest: int  # tokens of the longest row that is learnt without generating; 0: prompts
 
     def first_row(self, data: DataSettings) -> dict[str, Any]:
         """Return the first usable row's prompt, label and columns. Raises: OperatorError when its file has changed."""
@@ -54,6 +55,7 @@ class JudgedRows:
     index: PromptIndex  # place of each usable row
     unusable: list[UnusableRow]
     forms: str = ""  # forms of demonstrations, as a sentence; empty for prompts
+    longest: int = 0  # tokens of the longest demonstration
 
 
 def read_train_prompts(
@@ -86,7 +88,7 @@ def read_train_prompts(
             f"{len(skipped)} of {len(index) + len(skipped)} rows of {in_words(data.train)} are left out: {of_file}line "
             f"{number} {reason} All of them: {SKIPPED_ROWS} in the run folder."
         )
-    return TrainPrompts(index, skipped, notice.strip() or None)
+    return TrainPrompts(index, skipped, notice.strip() or None, judged.longest)
 
 
 def skipped_before(start: RunStart) -> list[SkippedRow]:
@@ -115,8 +117,9 @@ def _judge_rows(settings: Settings, model: Path, before: Sequence[SkippedRow]) -
     with _judge_of(settings, model, data.max_prompt_tokens) as judge:
         index, unusable = read_prompts(data.train, data, judge, without)
     _check_others(settings, "data.train", len(index))
-    forms = f"data.train has {describe_forms(judge.forms)}. " if isinstance(judge, DemonstrationJudge) else ""
-    return JudgedRows(index, unusable, forms)
+    if not isinstance(judge, DemonstrationJudge):
+        return JudgedRows(index, unusable)
+    return JudgedRows(index, unusable, f"data.train has {describe_forms(judge.forms)}. ", judge.longest)
 
 
 def _judge_of(
@@ -128,8 +131,12 @@ def _judge_of(
     return DemonstrationJudge(model, settings.data.form, trust_remote_code=trust)
 
 
-def check_held_out(settings: Settings, model: Path) -> None:
-    """Raise SettingsError when a held-out row is unusable: the mean over the others would be another figure."""
+def check_held_out(settings: Settings, model: Path) -> int:
+    """Return the tokens of the longest held-out row that is scored without generating; 0 for prompts.
+
+    Raises: SettingsError when a held-out row is unusable: the mean over the others would be another figure.
+    """
+    longest = 0
     for given in (settings.data.eval, *(one.data for one in settings.eval.sets)):
         if given:
             with _judge_of(settings, model) as judge:
@@ -137,6 +144,8 @@ def check_held_out(settings: Settings, model: Path) -> None:
             if unusable:
                 raise SettingsError(f"data: {unusable[0]}")
             _check_others(settings, "data.eval", min(len(index), settings.eval.num_prompts))
+            longest = max(longest, judge.longest if isinstance(judge, DemonstrationJudge) else 0)
+    return longest
 
 
 def _check_others(settings: Settings, name: str, num_rows: int) -> None:

@@ -1,5 +1,7 @@
 """The head of a critic that begins as a reward model of another trainer."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,15 @@ def test_heads_of_other_trainers_are_loaded_with_their_bias(folder: Path, name: 
     model = load_value_model(settings_of(folder))
     assert torch.equal(model.score.weight, HEAD)
     assert float(model.bias) == 3.0
+
+
+def test_values_have_the_unit_of_the_rewards_that_the_reward_model_serves(folder: Path) -> None:
+    add(folder, {"score.weight": HEAD, "score.bias": torch.tensor([3.0])})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"mean": 5.0, "std": 2.0}))
+    critic = load_value_model(replace(settings_of(folder), role="critic"))
+    assert torch.equal(critic.score.weight, HEAD / 2)
+    assert float(critic.bias) == -1.0
 
 
 def test_body_of_a_wrapped_model_is_loaded(folder: Path) -> None:

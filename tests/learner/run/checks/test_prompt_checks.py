@@ -9,6 +9,8 @@ from learner.checkpoint.manifest import Checkpoint
 from learner.data.prompt_reading import Refusal
 from learner.data.prompts import Prompt
 from learner.disk.run_folder import read_skipped
+from learner.models.settings import policy_settings
+from learner.run.checks.preflight import resolve_rows
 from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts, settings_of_epochs
 from learner.run.checks.prompt_judge import PromptJudge
 from learner.run.start import RunStart
@@ -227,6 +229,15 @@ def test_kto_without_another_row_is_refused(tmp_path: Path, model: Path, held_ou
     name = "eval" if held_out else "train"
     with pytest.raises(SettingsError, match=rf"data.{name} has one row to use, and objective = kto needs another"):
         check_held_out(of_rows, model) if held_out else read_train_prompts(of_rows, model, new(tmp_path))
+
+
+def test_models_of_a_run_on_rows_are_checked_at_its_longest_row(tmp_path: Path, model: Path) -> None:
+    data = {"train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl")}
+    for path, length in zip(data.values(), (700, 900), strict=True):
+        Path(path).write_text(json.dumps({"text": "x" * length}) + "\n")
+    of_rows = Settings.model_validate({"objective": "sft", "data": data})
+    longest = max(read_train_prompts(of_rows, model, new(tmp_path)).longest, check_held_out(of_rows, model))
+    assert policy_settings(resolve_rows(of_rows, model, longest), model).max_tokens == longest == 901
 
 
 def test_demonstrations_that_cannot_be_learnt_are_named_with_their_lines(tmp_path: Path, model: Path) -> None:
