@@ -8,6 +8,7 @@ the one rank saved: FOLDER/few.pt, of rank 0. Ranks are forked from this process
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tests.learner.coordinator.coordinator_script import Script
 from tests.learner.models.forked_world import run_world
 from tests.textbook.answer import Answer
 from tests.textbook.loop import Textbook
+from tests.textbook.rows import Rows
 from tests.textbook.sluice_side import SluiceSide
 
 NUM_STEPS = 12  # of each algorithm in the tests
@@ -42,6 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "rewards": {"clip": None},
     },
 }
+ROWS = {name: {"objective": name} for name in ("sft", "dpo", "kto")}
 # All at once: filter, critic, two mini-batches times two epochs, adaptive KL in the reward, adapters.
 SETTINGS["together"] = {
     **SETTINGS["ppo"],
@@ -49,6 +52,8 @@ SETTINGS["together"] = {
     "policy": {"lora": {"rank": 4, "alpha": 8.0}},
     "filter": {"dynamic_sampling": True},
 }
+# ZeRO stages in which two ranks repeat an objective on rows.
+STAGES = {"sft": (3,), "dpo": (0, 1, 2, 3), "kto": (3,)}
 COMMON: dict[str, dict[str, Any]] = {
     "run": {"max_steps": 50},
     "policy": {"dtype": "float32"},
@@ -58,8 +63,8 @@ COMMON: dict[str, dict[str, Any]] = {
 
 
 def settings_of(model: Path, name: str, **changes: dict[str, Any]) -> Settings:
-    given: dict[str, dict[str, Any]] = {"policy": {"model": str(model)}}
-    for layer in (COMMON, SETTINGS[name], changes):
+    given: dict[str, Any] = {"policy": {"model": str(model)}, **ROWS.get(name, {})}
+    for layer in (COMMON, SETTINGS.get(name, {"rollout": {"group_size": 1 if name == "sft" else 2}}), changes):
         for section, values in layer.items():
             given[section] = given.get(section, {}) | values
     given["learner"]["num_ranks"] = dist.get_world_size()
@@ -69,6 +74,17 @@ def settings_of(model: Path, name: str, **changes: dict[str, Any]) -> Settings:
 def make_groups(rng: np.random.Generator, num_groups: int, is_binary: bool = False) -> list[list[Answer]]:
     """Return groups of two answers of two turns each, with a reply between the turns that the model did not write."""
     return [[_answer(rng, is_binary) for _ in range(2)] for _ in range(num_groups)]
+
+
+def make_rows(rng: np.random.Generator, name: str) -> list[list[Answer]]:
+    """Return four groups of an objective on rows."""
+    made = []
+    for first, second in make_groups(rng, 4):
+        is_better = name != "kto" or first.reward > 0.5
+        rewards = (1.0 if is_better else -1.0, 0.0 if name == "kto" else -1.0)
+        pair = [replace(each, reward=reward) for each, reward in zip((first, second), rewards, strict=True)]
+        made.append(pair[:1] if name == "sft" else pair)
+    return made
 
 
 def _answer(rng: np.random.Generator, is_binary: bool) -> Answer:
@@ -81,10 +97,11 @@ def _answer(rng: np.random.Generator, is_binary: bool) -> Answer:
 
 def beside_the_textbook(model: Path, name: str, num_steps: int) -> dict[str, Any]:
     rng, settings = np.random.default_rng(1), settings_of(model, name)
-    learner, slow = SluiceSide(settings, model), Textbook(settings, model)
+    learner = SluiceSide(settings, model)
+    slow: Textbook | Rows = Rows(settings, model) if name in ROWS else Textbook(settings, model)
     before, first_difference = learner.weights(), None
     for number in range(1, num_steps + 1):
-        groups = make_groups(rng, 4)
+        groups = make_rows(rng, name) if name in ROWS else make_groups(rng, 4)
         learner.step(number, groups)
         slow.step(groups)
         if first_difference is None and not _is_same(learner.weights(), weights_of(slow)):
@@ -96,7 +113,7 @@ def beside_the_textbook(model: Path, name: str, num_steps: int) -> dict[str, Any
         "few": few,
         "first_difference": first_difference,
         "metrics": learner.metrics,
-        "beta": slow.beta,
+        "beta": getattr(slow, "beta", None),
         "memory": dict(learner.roles.memory),
     }
 
@@ -182,7 +199,7 @@ def warm_up(model: Path) -> dict[str, Any]:
     return {"moved": found, "metrics": learner.metrics}
 
 
-def weights_of(loop: Textbook) -> dict[str, Tensor]:
+def weights_of(loop: Textbook | Rows) -> dict[str, Tensor]:
     """Return every trained weight of a plain loop, "ROLE/NAME" -> a copy of it in the CPU's memory."""
     models = {"policy": loop.policy, "critic": loop.critic}
     named = ((f"{role}/{n}", w) for role, m in models.items() if m is not None for n, w in m.named_parameters())
@@ -197,7 +214,7 @@ def few_steps(model: Path, name: str, zero_stage: int, micro_batch_tokens: int =
     rng, changes = np.random.default_rng(1), {"zero_stage": zero_stage, "micro_batch_tokens": micro_batch_tokens}
     learner = SluiceSide(settings_of(model, name, learner=changes), model)
     for number in range(1, NUM_FEW + 1):
-        learner.step(number, make_groups(rng, 4))
+        learner.step(number, make_rows(rng, name) if name in ROWS else make_groups(rng, 4))
     return learner.weights()
 
 
@@ -206,7 +223,7 @@ def on_one_rank(folder: Path, num_steps: int) -> dict[str, Any]:
     several = {"learner": {"num_mini_batches": 2, "num_epochs": 2}, "policy": {"old_logprobs": "recompute"}}
     return {
         "textbook": {
-            **{name: beside_the_textbook(model, name, num_steps) for name in ("grpo", "ppo")},
+            **{name: beside_the_textbook(model, name, num_steps) for name in ("grpo", "ppo", "sft", "dpo")},
             "dapo": filtered_beside_the_textbook(model, "dapo", folder / "dapo", num_steps),
             "together": filtered_beside_the_textbook(model, "together", folder / "together", NUM_TOGETHER),
         },
@@ -216,12 +233,19 @@ def on_one_rank(folder: Path, num_steps: int) -> dict[str, Any]:
             "ppo": resumed(model, "ppo", folder, {"reference": {"refresh_every_steps": 2}}),
         },
         "warm_up": warm_up(model),
+        "rows": {name: few_steps(model, name, 0) for name in STAGES},
     }
 
 
 def on_two_ranks(folder: Path) -> dict[str, Any]:
-    few = {name: few_steps(folder / "model", name, zero_stage=3) for name in ("grpo", "ppo")}
-    return {**few, "together": second_half(folder / "model", "together", folder / "together", NUM_TOGETHER, 3)}
+    model = folder / "model"
+    few = {name: few_steps(model, name, zero_stage=3) for name in ("grpo", "ppo")}
+    rows = {f"{name}, ZeRO {stage}": few_steps(model, name, stage) for name in STAGES for stage in STAGES[name]}
+    return {
+        **few,
+        "rows": rows,
+        "together": second_half(folder / "model", "together", folder / "together", NUM_TOGETHER, 3),
+    }
 
 
 def main(arguments: Sequence[str]) -> None:

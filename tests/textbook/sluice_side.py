@@ -11,8 +11,7 @@ from torch import Tensor
 from learner.coordinator.groups.group import Group
 from learner.coordinator.steps.step_batch import build_step
 from learner.data.prompts import Prompt
-from learner.models.world import reduce_tensor
-from learner.objectives.policy_gradient import PolicyGradient
+from learner.rank.rank import _objective_of
 from learner.rank.start import load_roles
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
@@ -28,7 +27,7 @@ class SluiceSide:
         self.settings = settings
         self.roles = load_roles(settings, {"policy.model": model}, None, lambda phase: None)
         self.metrics: list[dict[str, float]] = []  # of each step
-        self._objective = PolicyGradient(self.roles, settings, reduce_tensor)
+        self._objective = _objective_of(settings, self.roles, model)
 
     def step(self, number: int, groups: Sequence[Sequence[Answer]]) -> None:
         """Take a step on these groups, put together as the coordinator does it. Raises: OperatorError as `take`."""
@@ -38,7 +37,8 @@ class SluiceSide:
             for index, answer in enumerate(answers):
                 group.receive(self.trajectory(answer, number - 1, group=group.name, sample_index=index))
             made.append(group)
-        share, _ = build_step(number, number - 1, made, self.settings.learner).share_of(dist.get_rank(), "r", 1, 1)
+        step = build_step(number, number - 1, made, self.settings.learner, are_whole=self.settings.is_of_rows)
+        share, _ = step.share_of(dist.get_rank(), "r", 1, 1)
         self.take(share, [group.trajectories[index] for group in made for index in sorted(group.trajectories)])
 
     def take(self, share: Batch, trajectories: Sequence[Trajectory]) -> None:

@@ -31,7 +31,7 @@ def test_textbook_is_at_most_150_lines() -> None:
     assert len(Path(loop.__file__).read_text().splitlines()) <= 150
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo", "ppo"])
+@pytest.mark.parametrize("name", ["grpo", "dapo", "ppo", "sft", "dpo"])
 def test_steps_have_the_bits_of_the_textbook(found: dict[str, Any], name: str) -> None:
     """DAPO: groups come through a real coordinator, which filters them. PPO: critic, GAE, two mini-batches times two
     epochs, KL in the reward with an adaptive coefficient."""
@@ -79,6 +79,16 @@ def test_two_ranks_with_zero_3_have_its_weights_but_for_rounding(found: dict[str
     one, two = _without_rounding_alone(found["textbook"][name]["few"]), found["two_ranks"][name]
     for weight in one:
         torch.testing.assert_close(two[weight], one[weight], rtol=1e-6, atol=1e-6)
+
+
+def test_rows_give_two_ranks_the_weights_of_one_in_each_zero_stage(found: dict[str, Any]) -> None:
+    assert len(found["two_ranks"]["rows"]) == 6
+    far = {}
+    for name, two in found["two_ranks"]["rows"].items():
+        one = _without_rounding_alone(found["rows"][name.partition(",")[0]])
+        far[name] = max(float((two[weight] - one[weight]).abs().max()) for weight in one)
+    # An update moves a weight by up to 1e-3.
+    assert all(each < (1e-5 if name.startswith("kto") else 1e-6) for name, each in far.items()), far
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
