@@ -36,7 +36,12 @@ def with_texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         dict(message) if isinstance(message.get("content", ""), str | int | float) else _with_text(message, place)
         for place, message in enumerate(messages)
     ]
-    return [_with_arguments(message, _as_object) for message in with_contents]
+    return [with_objects(message) for message in with_contents]
+
+
+def with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message with JSON texts of its calls' arguments as objects; other texts stay."""
+    return _with_arguments(message, _as_object)
 
 
 def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from learner.data.prompt_rows import each_row
 from protocol.errors import SettingsError
+from protocol.message_texts import with_objects
 
 Messages = list[dict[str, Any]]
 
@@ -260,29 +261,19 @@ def _checked_messages(messages: Any, key: str) -> Messages:
             raise BadRowError(f"{key}[{i}] has no role")
         if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
             raise BadRowError(f"{key}[{i}].content is {message.get('content')!r}, expected a string")
-        checked.append({name: each for name, each in message.items() if each is not None})
-        if calls := message.get("tool_calls"):
-            checked[-1]["tool_calls"] = _with_objects(calls, f"{key}[{i}].tool_calls")
+        checked.append(with_objects({name: each for name, each in message.items() if each is not None}))
+        if calls := checked[-1].get("tool_calls"):
+            _check_calls(calls, f"{key}[{i}].tool_calls")
     return checked
 
 
-def _with_objects(calls: Any, name: str) -> list[dict[str, Any]]:
-    """Return calls with arguments as objects: templates write them as JSON, and a text would get quotes."""
+def _check_calls(calls: Any, name: str) -> None:
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise BadRowError(f"{name} is {str(calls)[:80]}, expected a list of calls")
-    return [{**call, **_with_object(call, name)} for call in calls]
-
-
-def _with_object(call: dict[str, Any], name: str) -> dict[str, Any]:
-    if isinstance(function := call.get("function"), dict):
-        return {"function": {**function, **_with_object(function, name)}}
-    arguments = call.get("arguments")
-    if not isinstance(arguments, str):
-        return {}
-    try:
-        return {"arguments": json.loads(arguments or "{}")}
-    except ValueError as error:
-        raise BadRowError(f"{name} has the arguments {arguments[:80]!r}, which are not JSON ({error})") from None
+    for call in calls:
+        function = call.get("function")
+        if isinstance(text := (function if isinstance(function, dict) else call).get("arguments"), str):
+            raise BadRowError(f"{name} has the arguments {text[:80]!r}, which are not JSON")
 
 
 def _tools(row: dict[str, Any]) -> list[Any] | None:
