@@ -1,5 +1,6 @@
 """The heads of reward models and critics in the folders of other trainers. Shared by rewards and the learner."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 HEAD_NAMES = (
@@ -18,6 +19,7 @@ WRAPPERS = ("rwtransformer.", "pretrained_model.")
 """Prefixes of the body's tensors in wrapped models: DeepSpeed-Chat's, TRL's."""
 
 _NOT_HEADS = ("lm_head.", "embed_out.", "output.")  # heads of language models
+_CONSTANT = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.(inv_freq|position_ids)$")
 
 
 def find_head(unused: Mapping[str, Sequence[int]], hidden_size: int) -> str | None:
@@ -37,6 +39,16 @@ def find_head(unused: Mapping[str, Sequence[int]], hidden_size: int) -> str | No
     if shapes.get(f"{module}.bias", (1,)) != (1,):
         raise ValueError(f"its head {module} has a bias of the shape {shapes[f'{module}.bias']}, expected (1,)")
     return module
+
+
+def is_spare(name: str) -> bool:
+    """Return whether a tensor that a model does not use may be left out: a language head, or a constant as a mask."""
+    return _CONSTANT.search(name) is not None or any(f".{head}" in f".{name}" for head in _NOT_HEADS)
+
+
+def is_head(name: str) -> bool:
+    """Return whether a tensor's name is of such a head, with .weight or .bias."""
+    return name.rpartition(".")[0] in HEAD_NAMES
 
 
 def _is_of_language_model(name: str, shape: Sequence[int]) -> bool:

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from protocol.errors import OperatorError
 from protocol.http.dynamic_batcher import DynamicBatcher
-from protocol.value_heads import HEAD_NAMES, WRAPPERS, find_head
+from protocol.value_heads import HEAD_NAMES, WRAPPERS, find_head, is_head, is_spare
 from rewards.sample import Sample, Score, Scorer
 
 # Samples that are read from the queue at a time, then batched by length.
@@ -149,6 +149,11 @@ def _load(options: ModelOptions) -> tuple[Any, Any]:
         raise OperatorError(
             f"{where} has no weights {names}: it is not a reward model. Expected a head named {', '.join(HEAD_NAMES)}."
         )
+    if unused := sorted(name for name in found["unexpected_keys"] if name != "score.bias" and not is_spare(name)):
+        raise OperatorError(
+            f"{where} has weights that the model of its config.json does not use, such as {unused[0]}. Merge adapters "
+            "into the model, keep one head, or correct config.json."
+        )
     if bias is not None:
         model.score.bias = torch.nn.Parameter(bias.to(model.score.weight.dtype))
     return tokenizer, model
@@ -164,18 +169,14 @@ def _foreign_head(folder: Path, hidden_size: int) -> tuple[str | None, torch.Ten
     for file in files:
         if file.suffix == ".safetensors":
             with safe_open(file, "pt") as opened:
-                heads |= {name: opened.get_tensor(name) for name in opened.keys() if _is_of_head(name)}  # noqa: SIM118
+                heads |= {name: opened.get_tensor(name) for name in opened.keys() if is_head(name)}  # noqa: SIM118
         else:
             tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-            heads |= {name: tensor for name, tensor in tensors.items() if _is_of_head(name)}
+            heads |= {name: tensor for name, tensor in tensors.items() if is_head(name)}
     if not heads or any(name.startswith(("score.", "classifier.")) for name in heads):
         return None, heads.get("score.bias")  # transformers' class reads no bias
     head = find_head({name: tensor.shape for name, tensor in heads.items()}, hidden_size)
     return head, heads.get(f"{head}.bias")
-
-
-def _is_of_head(name: str) -> bool:
-    return name.rpartition(".")[0] in HEAD_NAMES
 
 
 def _key_mapping(config: Any, head: str) -> dict[str, str]:

@@ -156,6 +156,12 @@ def _check_model(folder: Path, setting: str, name: str) -> None:
     if not has_tokenizer(folder):
         # transformers would make an empty tokenizer, which turns every text into no tokens.
         raise SettingsError(f"settings: {setting} = {name} has no tokenizer. Give a complete model.")
+    if (folder / "adapter_config.json").is_file():
+        # transformers applies it if peft is installed, vLLM does not.
+        raise SettingsError(
+            f"settings: {setting} = {name} holds an adapter (adapter_config.json) and weights. Merge it into them "
+            "(peft's merge_and_unload), or remove its files."
+        )
     for path in weights:
         if path.suffix == ".safetensors":
             _check_weights(setting, path)

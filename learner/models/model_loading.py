@@ -19,7 +19,7 @@ from learner.models.settings import PolicySettings
 from learner.models.weights.lora import add_adapters
 from learner.models.world import own_device, share
 from protocol.errors import OperatorError
-from protocol.value_heads import WRAPPERS
+from protocol.value_heads import WRAPPERS, is_head, is_spare
 
 # Words in a configuration's names of dropout and of a router's noise.
 _RANDOM = ("drop", "jitter")
@@ -33,6 +33,8 @@ def load_model(settings: PolicySettings) -> Any:
     from transformers import AutoModelForCausalLM
 
     model = build_model(AutoModelForCausalLM, settings)
+    if has_weights():
+        _check_whole(model, settings)
     prepare_for_training(model, gradient_checkpointing=settings.gradient_checkpointing)
     if settings.lora is not None:
         add_adapters(model, settings.lora)
@@ -85,6 +87,22 @@ def _read(auto_class: Any, settings: PolicySettings, config: Any, form: dict[str
         )
     model.unused_tensors = tuple(report["unexpected_keys"])
     return model
+
+
+def _check_whole(model: Any, settings: PolicySettings) -> None:
+    """Raise OperatorError for weights of the folder that the model would leave out."""
+    where = f"The weights of the {settings.role} in {settings.model_dir}"
+    if unused := sorted(name for name in unused_tensors(model) if not is_head(name) and not is_spare(name)):
+        raise OperatorError(
+            f"{where} have {len(unused)} tensors that a {model.config.model_type} model of its config.json does not "
+            f"use, such as {unused[0]}. Merge adapters into the model, or correct config.json."
+        )
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if model.config.tie_word_embeddings and head is not None and head.weight is not embedding.weight:
+        raise OperatorError(
+            f"{where} have an output head that differs from the embedding, and config.json ties them "
+            "(tie_word_embeddings): other programs would use the embedding. Set it to false in config.json."
+        )
 
 
 def unused_tensors(model: Any) -> tuple[str, ...]:

@@ -119,6 +119,16 @@ def test_reward_model_of_another_trainer_gives_the_same_rewards(folder: Path, tm
     assert rewards == pytest.approx([_expected(folder, text) + shift for text in TEXTS], abs=1e-5)
 
 
+def test_weights_that_the_model_would_leave_out_are_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "theirs")
+    more = {"model.layers.0.mlp.up_proj.lora_A.weight": torch.zeros(1)}
+    save_file(
+        load_file(folder / "model.safetensors") | more, tmp_path / "theirs" / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(OperatorError, match=r"such as model\.layers\.0\.mlp\.up_proj\.lora_A\.weight"):
+        RewardModel(ModelOptions(str(tmp_path / "theirs"), device="cpu"))
+
+
 def test_soft_cap_of_the_attention_counts(tmp_path: Path) -> None:
     torch.manual_seed(0)
     shape = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}

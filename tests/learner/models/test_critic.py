@@ -1,6 +1,8 @@
 """The head of a critic that begins as a reward model of another trainer."""
 
 import json
+import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,6 +92,34 @@ def test_other_tensors_are_refused_by_name(folder: Path, tensors: dict[str, Tens
     add(folder, tensors)
     with pytest.raises(OperatorError, match=rf"^The critic cannot begin as .*reward_model: {words}"):
         load_value_model(settings_of(folder))
+
+
+LAYER = "model.layers.0.self_attn"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_refused"),
+    [
+        (f"{LAYER}.q_proj.lora_A.weight", True),
+        ("model.layers.9.mlp.up_proj.weight", True),
+        (f"{LAYER}.o_proj.bias", True),
+        (f"{LAYER}.rotary_emb.inv_freq", False),
+        ("value_head.weight", False),
+    ],
+)
+def test_weights_that_a_language_model_would_leave_out_are_refused(folder: Path, name: str, is_refused: bool) -> None:
+    add(folder, {name: HEAD})
+    with pytest.raises(OperatorError, match=re.escape(name)) if is_refused else nullcontext():
+        load_model(settings_of(folder))
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_head_that_differs_from_the_embedding_it_is_tied_to_is_refused(tmp_path: Path, is_refused: bool) -> None:
+    folder = make_tiny_model(tmp_path / "tied", tied=True, hidden_size=HIDDEN, num_layers=1)
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    add(folder, {"lm_head.weight": embedding + is_refused})
+    with pytest.raises(OperatorError, match="tie_word_embeddings") if is_refused else nullcontext():
+        load_model(settings_of(folder))
 
 
 def test_folder_without_some_weights_is_refused(folder: Path) -> None:
