@@ -176,7 +176,12 @@ async def findings(endpoint: Endpoint, first: Probe, second: Probe) -> AsyncIter
         return
     if again == alone and both != (alone, other):
         fact = f"Alone two samples got {alone:g} and {other:g}, in one request {both[0]:g} and {both[1]:g}."
-        yield Finding("warning", fact, "Leave batch_size at 1: rewards come back in another order, or are mixed.")
+        yield Finding(
+            "warning",
+            fact,
+            "Leave batch_size at 1: rewards come back in another order, are mixed, "
+            "or compare the samples of a request, which a run does not group.",
+        )
     else:
         yield Finding("ok", "Two samples in one request got a reward each: batch_size may be above 1.")
 

@@ -53,6 +53,7 @@ class UserFunction:
         _check_options(self._function, f"rewards: {reference}: {name}", reads, label_name)
         self.reads = _what_it_reads(self._function, reference) if reads == "auto" else reads
         self.may_read_sequence = reads == "auto" and self.reads == "response" and names_turn(self._function)
+        self.reads_prompts = {"prompts", "completions"} <= set(inspect.signature(self._function).parameters)
         form = form_of(self._function, self.reads, label_name)
         assert form is not None
         self._form = form

@@ -393,5 +393,7 @@ def _checked(row: SftRow, max_tokens: int, vocab_size: int) -> SftRow:
 def _limits(model_dir: Path) -> tuple[int, int]:
     """Return the model's numbers of positions and of tokens."""
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    config |= config.get("text_config") or {}  # a model of text and images
+    positions = config.get("max_position_embeddings") or config.get("n_positions")
     most = 2**31
-    return int(config.get("max_position_embeddings") or most), int(config.get("vocab_size") or most)
+    return int(positions or most), int(config.get("vocab_size") or most)

@@ -47,9 +47,11 @@ def read_max_positions(model: Path) -> int | None:
         most = part.get("max_position_embeddings") or part.get("n_positions")
         if type(most) is not int or most < 1:
             continue
-        scaling = part.get("rope_scaling") or part.get("rope_parameters") or {}
-        factor = scaling.get("factor", 1.0) if isinstance(scaling, dict) else 1.0
-        return int(most * max(1.0, factor)) if isinstance(factor, int | float) else most
+        scaling = part.get("rope_scaling") or part.get("rope_parameters")
+        scaling = scaling if isinstance(scaling, dict) and "gemma3" not in str(part.get("model_type")) else {}
+        # As vLLM: every other kind states the scaled length, and Gemma 3 does.
+        is_apart = scaling.get("rope_type", scaling.get("type")) in ("linear", "dynamic")
+        return int(most * max(1.0, float(scaling.get("factor") or 1.0))) if is_apart else most
     return None
 
 
