@@ -19,6 +19,7 @@ WRAPPERS = ("rwtransformer.", "pretrained_model.")
 """Prefixes of the body's tensors in wrapped models: DeepSpeed-Chat's, TRL's."""
 
 _NOT_HEADS = ("lm_head.", "embed_out.", "output.")  # heads of language models
+_LANGUAGE_HEAD = re.compile(r"(rwtransformer\.|pretrained_model\.)?(lm_head|embed_out|output)\.(weight|bias)")
 _CONSTANT = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.(inv_freq|position_ids)$")
 
 
@@ -41,9 +42,14 @@ def find_head(unused: Mapping[str, Sequence[int]], hidden_size: int) -> str | No
     return module
 
 
-def is_spare(name: str) -> bool:
-    """Return whether a tensor that a model does not use may be left out: a language head, or a constant as a mask."""
-    return _CONSTANT.search(name) is not None or any(f".{head}" in f".{name}" for head in _NOT_HEADS)
+def is_constant(name: str) -> bool:
+    """Return whether a tensor's name is of a constant that old folders hold: a causal mask, or positions' numbers."""
+    return _CONSTANT.search(name) is not None
+
+
+def is_language_head(name: str) -> bool:
+    """Return whether a tensor's name is of a language model's head, in a wrapped model too."""
+    return _LANGUAGE_HEAD.fullmatch(name) is not None
 
 
 def is_head(name: str) -> bool:

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from protocol.errors import OperatorError
 from protocol.http.dynamic_batcher import DynamicBatcher
-from protocol.value_heads import HEAD_NAMES, WRAPPERS, find_head, is_head, is_spare
+from protocol.value_heads import HEAD_NAMES, WRAPPERS, find_head, is_constant, is_head, is_language_head
 from rewards.sample import Sample, Score, Scorer
 
 # Samples that are read from the queue at a time, then batched by length.
@@ -149,7 +149,8 @@ def _load(options: ModelOptions) -> tuple[Any, Any]:
         raise OperatorError(
             f"{where} has no weights {names}: it is not a reward model. Expected a head named {', '.join(HEAD_NAMES)}."
         )
-    if unused := sorted(name for name in found["unexpected_keys"] if name != "score.bias" and not is_spare(name)):
+    known = (name for name in found["unexpected_keys"] if is_constant(name) or is_language_head(name))
+    if unused := sorted(found["unexpected_keys"] - {"score.bias", *known}):
         raise OperatorError(
             f"{where} has weights that the model of its config.json does not use, such as {unused[0]}. Merge adapters "
             "into the model, keep one head, or correct config.json."

@@ -74,8 +74,14 @@ def _samples_of(body: RewardRequest) -> list[Sample]:
 
 
 def _reply(scores: list[Score]) -> RewardReply:
-    """Return the reply. Logs that are not in every sample are omitted, because the lists are aligned."""
+    """Return the reply. Logs that are not in every sample are omitted, because the lists are aligned.
+
+    Raises: ScorerFailure when some samples have a score for filtering: their batch must not decide whether it counts.
+    """
     filters = [score.score for score in scores if score.score is not None]
+    if 0 < len(filters) < len(scores):
+        index = next(index for index, score in enumerate(scores) if score.score is None)
+        raise ScorerFailure(index, "ValueError", "has no score, and others of the request have one: give all or none")
     names = set(scores[0].logs).intersection(*(score.logs for score in scores)) if scores else set()
     return RewardReply(
         rewards=[score.reward for score in scores],

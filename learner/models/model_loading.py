@@ -19,7 +19,7 @@ from learner.models.settings import PolicySettings
 from learner.models.weights.lora import add_adapters
 from learner.models.world import own_device, share
 from protocol.errors import OperatorError
-from protocol.value_heads import WRAPPERS, is_head, is_spare
+from protocol.value_heads import WRAPPERS, is_constant, is_head
 
 # Words in a configuration's names of dropout and of a router's noise.
 _RANDOM = ("drop", "jitter")
@@ -92,7 +92,7 @@ def _read(auto_class: Any, settings: PolicySettings, config: Any, form: dict[str
 def _check_whole(model: Any, settings: PolicySettings) -> None:
     """Raise OperatorError for weights of the folder that the model would leave out."""
     where = f"The weights of the {settings.role} in {settings.model_dir}"
-    if unused := sorted(name for name in unused_tensors(model) if not is_head(name) and not is_spare(name)):
+    if unused := sorted(name for name in unused_tensors(model) if not is_head(name) and not is_constant(name)):
         raise OperatorError(
             f"{where} have {len(unused)} tensors that a {model.config.model_type} model of its config.json does not "
             f"use, such as {unused[0]}. Merge adapters into the model, or correct config.json."

@@ -100,15 +100,17 @@ def test_a_function_that_raises_gives_500_with_type_message_place_and_sample(tmp
         }
 
 
-def test_logs_of_some_samples_only_are_omitted(tmp_path: Path) -> None:
+def test_logs_of_some_samples_only_are_omitted_and_scores_of_some_refused(tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text(
         "from rewards.sample import Score\n"
         "def score(s):\n"
-        "    return Score(1.0, 0.5, {'all': 2.0, **({'one': 3.0} if s.label else {})})\n"
+        "    return Score(1.0, s.label and 0.5, {'all': 2.0, **({'one': 3.0} if s.label else {})})\n"
     )
     with serving(RewardService(load_scorer(str(tmp_path / "f.py")), "f.py").app()) as address:
         answer = httpx.post(address, json={"query": ["a", "b"], "labels": [1, 0]}, trust_env=False)
-        assert answer.json() == {"rewards": [1.0, 1.0], "scores": [0.5, 0.5], "extra_logs": {"all": [2.0, 2.0]}}
+        assert answer.json() == {"rewards": [1.0, 1.0], "scores": [0.5, 0.0], "extra_logs": {"all": [2.0, 2.0]}}
+        mixed = httpx.post(address, json={"query": ["a", "b"], "labels": [1, None]}, trust_env=False)
+        assert (mixed.status_code, mixed.json()["sample"]) == (500, 1)
 
 
 def test_serve_as_a_process_asks_for_the_token(tmp_path: Path) -> None:

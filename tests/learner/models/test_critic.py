@@ -102,6 +102,7 @@ LAYER = "model.layers.0.self_attn"
     [
         (f"{LAYER}.q_proj.lora_A.weight", True),
         ("model.layers.9.mlp.up_proj.weight", True),
+        ("lm_head.lora_A.weight", True),
         (f"{LAYER}.o_proj.bias", True),
         (f"{LAYER}.rotary_emb.inv_freq", False),
         ("value_head.weight", False),
