@@ -120,7 +120,8 @@ def _files_of(module: ModuleType) -> list[Path]:
     if (file := module.__file__) is None:
         return []
     loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    return sorted({Path(each) for each in loaded if each and Path(each).parent == Path(file).parent})
+    folder = Path(file).resolve().parent  # of imports too, where the file's path has a link
+    return sorted({path for each in loaded if each and (path := Path(each).resolve()).parent == folder})
 
 
 def _digest(files: Sequence[Path]) -> str:

@@ -3,6 +3,7 @@
 Importing this module imports Ray, which reads its environment at once: call `connect_environment` first.
 """
 
+import contextlib
 from dataclasses import dataclass
 
 import psutil
@@ -10,6 +11,7 @@ import psutil
 from deploy.cluster.fleet_client import describe_fleet, describe_servers
 from deploy.cluster.known import ClusterInUse
 from deploy.node.processes import has_ended
+from protocol.errors import OperatorError
 from protocol.node.current_run import current_run
 from protocol.waits import until
 
@@ -48,7 +50,9 @@ def find_attached_run(timeout_s: float, settle_s: float = _SETTLE_S) -> Attached
         fleet = describe_fleet(timeout_s)
         if fleet is None or not fleet["is_lending"]:
             return None
-    names = [server["run"]["run_id"] for server in describe_servers(timeout_s) if server.get("run")]
+    names = []
+    with contextlib.suppress(OperatorError):  # the fleet lends: there is a run, whose servers do not answer
+        names = [server["run"]["run_id"] for server in describe_servers(timeout_s) if server.get("run")]
     return AttachedRun(names[0] if names else "", None)
 
 

@@ -6,10 +6,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from deploy.cluster.known import known_cluster, known_processes
+from deploy.cluster.known import known_processes
 from deploy.cluster.stop import stop
+from deploy.node.home import exclusive, this_home
 from deploy.node.processes import find
-from protocol.errors import NeighbourError
+from protocol.errors import NeighbourError, OperatorError
 
 BLOCK = "--block"
 _POLL_S = 0.5
@@ -78,7 +79,15 @@ def stay(received: Sequence[signal.Signals]) -> None:
         time.sleep(_POLL_S)
         if "ray" not in (records := known_processes()):
             return
-        if find(records["ray"]) is None and not received:
-            time.sleep(_POLL_S)  # a stop in progress ends Ray before it removes cluster.json
-            if known_cluster() is not None and not received:
-                raise NeighbourError("ray", f"its process ended; its logs are in {records['ray'].log}")
+        # A stop in progress ends Ray before it removes cluster.json.
+        if find(records["ray"]) is None and not _is_changing() and known_processes() == records and not received:
+            raise NeighbourError("ray", f"its process ended; its logs are in {records['ray'].log}")
+
+
+def _is_changing() -> bool:
+    """Return whether a start or stop of this node is under way."""
+    try:
+        with exclusive(this_home()):
+            return False
+    except OperatorError:
+        return True

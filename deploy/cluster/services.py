@@ -67,8 +67,8 @@ def shared_retriever_url(options: StartOptions) -> str | None:
 def _retriever(options: StartOptions, home: Home) -> Service:
     """Return the bundled retriever, or the user's own script with the same arguments."""
     corpus = options.corpus_path or home.quickstart / "corpus.jsonl"
-    name = corpus.stem if options.retriever_name == "bm25" else f"{corpus.stem}-{options.retriever_name}"
-    index = options.index_path or home.root / "cache" / f"index-{name}"
+    contents = sha256(f"{corpus.absolute()}\n{options.retriever_name}\n{options.retriever_model}".encode()).hexdigest()
+    index = options.index_path or home.root / "cache" / f"index-{corpus.stem}-{contents[:8]}"
     arguments = ["--index-path", str(index), "--corpus-path", str(corpus), "--topk", str(options.topk)]
     arguments += ["--port", str(options.retriever_port)]
     if options.retriever_model is not None:

@@ -38,7 +38,7 @@ from deploy.node.service import await_healthy
 from protocol.addresses import PORTS_VARIABLE, with_port
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, ProcessRecord, write_cluster
-from protocol.ray_calls import FLEET, NAMESPACE
+from protocol.ray_calls import FLEET, NAMESPACE, SERVER_PREFIX
 
 _FLEET_S = 60.0
 _ANY_PORT = 0
@@ -72,7 +72,8 @@ def start(arguments: Sequence[str]) -> None:
             _check_ports(options, kept, known)  # before any healthy process ends
         end_replaced(kept, options, home)
         state = _NodeStart(options, home, wanted, kept).run()
-        down = show_cluster(state, home)
+        # The fleet restarts its servers; this node may start while another node's server is silent.
+        down = [name for name in show_cluster(state, home) if not name.startswith(SERVER_PREFIX)]
     if options.address is not None and FLEET in down:
         down.remove(FLEET)  # the head's fleet is busy with a run that began earlier
     if down:

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -53,11 +53,20 @@ class NodeRow:
 
 def show_cluster(state: ClusterState, home: Home, *, as_json: bool = False) -> list[str]:
     """Print the table of this node's processes, or one JSON object; returns the names of those that are down."""
-    rows: list[Row] = []
-    services: dict[str, ServiceInfo] | None = None
+    rows = cluster_rows(state, home)
+    if as_json:
+        print(json.dumps({"node_ip": state.node_ip, "processes": [asdict(row) for row in rows]}))
+    else:
+        show_rows(f"Sluice on {state.node_ip}", rows)
+    return [row.name for row in rows if not row.is_up]
+
+
+def cluster_rows(state: ClusterState, home: Home) -> list[Row]:
+    """Return a row for Ray, each service of this node, each rollout server, and what else does not answer."""
     ray = next(record for record in state.processes if record.name == "ray")
     is_up = is_ray_healthy(state)
-    rows.append(Row(ray.name, is_up, "healthy" if is_up else "down", ray.url or "", ray.pid, ray.log))
+    rows = [Row(ray.name, is_up, "healthy" if is_up else "down", ray.url or "", ray.pid, ray.log)]
+    services: dict[str, ServiceInfo] | None = None
     servers: list[Row] = []
     if is_up:
         connect_environment(state)
@@ -67,22 +76,19 @@ def show_cluster(state: ClusterState, home: Home, *, as_json: bool = False) -> l
         with connection(state.ray_address, state.node_ip):
             services = describe_services(_ANSWER_S)
             try:
-                servers = [
-                    Row(server["name"], server["is_alive"], "warm", server["node_ip"], server["pid"], server["log"])
-                    for server in describe_servers(_ANSWER_S)
-                ]
+                servers = [server_row(server) for server in describe_servers(_ANSWER_S)]
             except OperatorError:  # it may be starting servers for a run
                 rows.append(Row(FLEET, False, f"no answer within {_ANSWER_S:g} s", "", 0, ray.log))
     rows += [_service_row(record, services or {}, home) for record in state.processes if record.name != "ray"]
-    down = [row.name for row in rows if not row.is_up]
     if is_up and services is None:
         rows.append(Row("keeper", False, "down", "", 0, str(home.logs / "keeper.log")))
-        down.append("keeper")
-    if as_json:
-        print(json.dumps({"node_ip": state.node_ip, "processes": [asdict(row) for row in rows + servers]}))
-    else:
-        show_rows(f"Sluice on {state.node_ip}", rows + servers)
-    return down
+    return rows + servers
+
+
+def server_row(server: Mapping[str, Any]) -> Row:
+    """Return the row of a rollout server. server: its description by the fleet."""
+    state = "warm" if server["is_alive"] else "down"
+    return Row(server["name"], server["is_alive"], state, server["node_ip"], server["pid"], server["log"])
 
 
 def show_rows(title: str, rows: Sequence[Row]) -> None:
@@ -92,8 +98,7 @@ def show_rows(title: str, rows: Sequence[Row]) -> None:
         table.add_column(column, overflow="fold")
     for row in rows:
         colour = "green" if row.is_up else "red"
-        state = row.state if row.is_up else row.state.replace("warm", "down")
-        table.add_row(row.name, Text(state, colour), row.where, str(row.pid))
+        table.add_row(row.name, Text(row.state, colour), row.where, str(row.pid))
     Console(markup=False, emoji=False).print(table)
     for row in rows:
         if row.trouble:

@@ -13,6 +13,8 @@ import ray
 
 from deploy.fleet.processes import ActorPlace, StandbyPool, places
 from deploy.fleet.servers import (
+    ANSWER_S,
+    STATUS_S,
     LongestWait,
     call_server,
     describe_server,
@@ -143,7 +145,7 @@ class Fleet:
 
     async def describe(self) -> list[dict[str, Any]]:
         """Return each server's `describe()` with node_ip, pid and log; is_alive is False when it does not answer."""
-        return list(await asyncio.gather(*(self._describe_one(name) for name in server_names())))
+        return list(await asyncio.gather(*(self._describe_one(name, answer_s=STATUS_S) for name in server_names())))
 
     async def check_services(self, run: dict[str, Any], row: dict[str, Any] | None = None) -> None:
         """Ask the reward services and the retriever of a run (a RunSpec) once.
@@ -166,7 +168,7 @@ class Fleet:
     async def _start(self, name: str, request: EngineRequest, place: ActorPlace) -> ServerInfo:
         """Start one server. Raises: the error of its start; nothing of it is left then."""
         self._make(name, request, place)
-        return await self._start_engine(name, request.files, str(place))
+        return await self._start_engine(name, request.files, place.describe_node())
 
     def _make(self, name: str, request: EngineRequest, place: ActorPlace) -> None:
         """Have Ray make a server's process."""
@@ -207,9 +209,9 @@ class Fleet:
         with self._wait.waiting_for(name, "end"):
             await stop_server(name)
 
-    async def _describe_one(self, name: str, away_s: float = 0.0) -> dict[str, Any]:
+    async def _describe_one(self, name: str, away_s: float = 0.0, answer_s: float = ANSWER_S) -> dict[str, Any]:
         with self._wait.waiting_for(name, "answer"):
-            return await describe_server(name, away_s)
+            return await describe_server(name, away_s, answer_s)
 
 
 def _info(name: str, where: dict[str, Any], is_warm: bool, is_started: bool = True) -> ServerInfo:

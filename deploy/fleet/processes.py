@@ -23,7 +23,7 @@ _LEARNER_IMPORTS = (
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
 )
-# Its methods may wait for each other: `train` runs for hours while `progress` is called.
+# A standby process's methods may wait for each other: `train` runs for hours while `progress` is called.
 _NUM_CALLS = 4
 _BYTES = 1
 
@@ -50,8 +50,8 @@ class ActorPlace:
             "scheduling_strategy": node or strategy,
         }
 
-    def __str__(self) -> str:
-        """Return " on node IP"; empty without a known node."""
+    def describe_node(self) -> str:
+        """Return " on node IP" by Ray's head; empty without a known node."""
         known = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()} if self.node_id else {}
         return f" on node {known[self.node_id]}" if self.node_id in known else ""
 
@@ -123,12 +123,10 @@ class StandbyPool:
 
         Blocks up to timeout_s while another borrower lives.
         """
-        if self.is_lending and borrower == self._borrower:
-            return True
-        if self._watching is not None:
+        if self._watching is not None and borrower != self._borrower:
             await asyncio.wait([self._watching], timeout=timeout_s)
         if self.is_lending:
-            return False
+            return bool(borrower == self._borrower)
         # No await from the check to here: of two waiting borrowers only one is admitted.
         self._borrower, self._lent = borrower, []
         self._watching = asyncio.create_task(self._end_with(borrower, self._lent))
@@ -145,15 +143,15 @@ class StandbyPool:
 
         Idle processes are lent first, for places without resources on this node.
         """
-        here = this_node()
+        here, lent_to = this_node(), self._lent
         fitting = [number for number, place in enumerate(places) if place in (ActorPlace(here, 0), ActorPlace(None, 0))]
         waiting, self._idle = self._idle[: len(fitting)], self._idle[len(fitting) :]
         answers = await asyncio.gather(*(process.is_warm.remote() for process in waiting), return_exceptions=True)
         warm = [process for process, answer in zip(waiting, answers, strict=True) if answer is True]
         lent_at = dict(zip(fitting, warm, strict=False))
         lent = [lent_at[number] if number in lent_at else _start(place) for number, place in enumerate(places)]
-        self._lent += lent
-        if not self.is_lending:  # the ended borrower's watch misses these
+        lent_to += lent
+        if lent_to is not self._lent or not self.is_lending:  # the ended borrower's watch misses these
             _end(lent)
         return lent
 

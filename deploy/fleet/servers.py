@@ -24,7 +24,8 @@ from protocol.one_line import one_line
 from protocol.ray_calls import NAMESPACE, SERVER_PREFIX, naming_ray_errors
 
 _T = TypeVar("_T")
-_ANSWER_S = 20.0
+ANSWER_S = 20.0
+STATUS_S = 4.0  # two answers of a server within the 10 s that a command waits for the fleet
 _STOP_S = 30.0
 _AGAIN_S = 0.2
 _SHORT_S = 3.0
@@ -87,28 +88,29 @@ class LongestWait:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._since: dict[tuple[str, str], float] = {}  # (server, purpose) -> seconds of the clock
+        self._waits: dict[object, tuple[str, str, float]] = {}  # call -> server, purpose, seconds of the clock
 
     @contextmanager
     def waiting_for(self, name: str, purpose: str) -> Iterator[None]:
         """Count a call within the block. purpose: a verb phrase that follows "to"."""
-        self._since[name, purpose] = self._clock()
+        call = object()
+        self._waits[call] = name, purpose, self._clock()
         try:
             yield
         finally:
-            self._since.pop((name, purpose), None)
+            del self._waits[call]
 
     def describe(self, longest_s: float = inf) -> str:
         """Return the longest wait in words and the number of others; empty while all are short.
 
         longest_s: the seconds of the run's start; a wait that began before counts from there.
         """
-        if not self._since:
+        if not self._waits:
             return ""
-        (name, purpose), since = min(self._since.items(), key=lambda wait: wait[1])
+        name, purpose, since = min(self._waits.values(), key=lambda wait: wait[2])
         if (waited_s := min(self._clock() - since, longest_s)) < _SHORT_S:
             return ""
-        others = f", and {len(self._since) - 1} more" if len(self._since) > 1 else ""
+        others = f", and {len(self._waits) - 1} more" if len(self._waits) > 1 else ""
         return f"{name} to {purpose}, {waited_s:.0f} s{others}"
 
 
@@ -120,20 +122,23 @@ def server_names() -> list[str]:
 
 
 async def describe_server(
-    name: str, away_s: float = 0.0, find: Callable[[str], Any] = lambda name: ray.get_actor(name, namespace=NAMESPACE)
+    name: str,
+    away_s: float = 0.0,
+    answer_s: float = ANSWER_S,
+    find: Callable[[str], Any] = lambda name: ray.get_actor(name, namespace=NAMESPACE),
 ) -> dict[str, Any]:
     """Return its `describe()` with node_ip, pid and log; is_alive is False when it does not answer.
 
-    away_s: longest wait for a server that Ray is about to restart; it may wait for room that no node has. find:
-    returns the server's handle; raises ValueError where there is none.
+    away_s: longest wait for a server that Ray is about to restart; it may wait for room that no node has.
+    answer_s: longest wait for each of two answers. find: returns the server's handle; raises ValueError without one.
     """
     unknown = {"name": name, "is_alive": False, "node_ip": "", "pid": 0, "log": "", "shared_retriever_url": None}
     deadline = time.monotonic() + away_s
     while True:
         try:
             handle = find(name)
-            where = await call_server(name, handle.where.remote(), _ANSWER_S)
-            return {**unknown, **where, **await call_server(name, handle.describe.remote(), _ANSWER_S)}
+            where = await call_server(name, handle.where.remote(), answer_s)
+            return {**unknown, **where, **await call_server(name, handle.describe.remote(), answer_s)}
         except AwayError:
             if time.monotonic() >= deadline:
                 return unknown
@@ -165,7 +170,7 @@ async def remove_server(name: str) -> None:
 async def find_cause(handle: Any, reported: str) -> str:
     """Return the cause of a failed start by the server's log; `reported` when it has none or does not answer."""
     try:
-        return str(await call_server("", handle.find_cause.remote(reported), _ANSWER_S)) or reported
+        return str(await call_server("", handle.find_cause.remote(reported), ANSWER_S)) or reported
     except NeighbourError:
         return reported
 

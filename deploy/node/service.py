@@ -70,7 +70,7 @@ class WatchedService:
         self._is_saved = True  # whether on_start accepted the newest record
 
     def poll(self) -> bool:
-        """Check the service; returns whether `start` is due. Blocks 5 s at most, for a health request."""
+        """Check the service; returns whether `start` is due. Blocks about 20 s where it hangs."""
         if not self._is_saved:
             self._save()
         if find(self.record) is not None:
@@ -126,6 +126,8 @@ class WatchedService:
         elif self._was_healthy and time.monotonic() - self._healthy_at > self._silent_s:
             _log.warning("service does not answer and is ended  name=%s silent_s=%g", self.record.name, self._silent_s)
             self._end_session()
+        elif not self.trouble:
+            self.trouble = "it does not answer GET /health"
 
     def _plan_restart(self) -> None:
         delay_s = self.restarts.next_delay(time.monotonic() - self._started_at, self._was_healthy)

@@ -21,7 +21,7 @@ from learner.algorithms.losses.gspo import gspo_loss
 from learner.algorithms.losses.policy_loss import Clip, PolicyLoss
 from learner.algorithms.losses.ppo import ppo_loss
 from learner.algorithms.losses.reinforce import reinforce_loss
-from learner.algorithms.own_algorithm import load_own, of_its_shape
+from learner.algorithms.own_algorithm import check_result_shape, load_own
 from protocol.settings.learner import RECIPES, LearnerSettings
 
 ADVANTAGES: dict[str, Advantage] = {
@@ -90,9 +90,9 @@ def _advantage(name: str) -> Advantage:
     loaded = load_own(setting := "learner.advantage", name, Advantage)
     record = loaded if isinstance(loaded, Advantage) else Advantage(of_groups=loaded)
     if record.of_groups is not None:
-        return replace(record, of_groups=of_its_shape(setting, name, record.of_groups))
+        return replace(record, of_groups=check_result_shape(setting, name, record.of_groups))
     assert record.of_tokens is not None
-    return replace(record, of_tokens=of_its_shape(setting, name, record.of_tokens))
+    return replace(record, of_tokens=check_result_shape(setting, name, record.of_tokens))
 
 
 def _loss(name: str) -> PolicyLoss:
@@ -100,7 +100,7 @@ def _loss(name: str) -> PolicyLoss:
         return LOSSES[name]
     loaded = load_own(setting := "learner.loss", name, PolicyLoss)
     record = loaded if isinstance(loaded, PolicyLoss) else PolicyLoss(loaded, has_ratio=True)
-    return replace(record, of_tokens=of_its_shape(setting, name, record.of_tokens, num_returned=2))
+    return replace(record, of_tokens=check_result_shape(setting, name, record.of_tokens, num_returned=2))
 
 
 def _correction(name: str) -> Correction:
@@ -108,4 +108,4 @@ def _correction(name: str) -> Correction:
         return CORRECTIONS[name]
     loaded = load_own(setting := "learner.correction", name, Correction)
     record = loaded if isinstance(loaded, Correction) else Correction(loaded, is_weighted=True)
-    return replace(record, kept=of_its_shape(setting, name, record.kept))
+    return replace(record, kept=check_result_shape(setting, name, record.kept))

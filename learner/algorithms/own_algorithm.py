@@ -23,10 +23,11 @@ def load_own(setting: str, name: str, record: type[Any]) -> Any:
     """
     where, _, attribute = name.rpartition(":")
     problem = f"settings: {setting} = {name}: "
+    path = Path(where).resolve()
+    if where.endswith(".py") and not path.is_file():
+        raise SettingsError(f"{problem}there is no file {path}. Give the path of a Python file.")
     try:
-        module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    except FileNotFoundError as error:
-        raise SettingsError(f"{problem}{error}") from error
+        module = _load_file(path) if where.endswith(".py") else importlib.import_module(where)
     except (Exception, SystemExit) as error:  # a user's code may raise anything, and end itself as scripts do
         raise SettingsError(f"{problem}{where} cannot be loaded: {type(error).__name__}: {error}") from error
     found = getattr(module, attribute, None)
@@ -37,7 +38,9 @@ def load_own(setting: str, name: str, record: type[Any]) -> Any:
     return found
 
 
-def of_its_shape(setting: str, name: str, function: Callable[..., Any], num_returned: int = 1) -> Callable[..., Any]:
+def check_result_shape(
+    setting: str, name: str, function: Callable[..., Any], num_returned: int = 1
+) -> Callable[..., Any]:
     """Return the function with a check: each result must have the shape of its first argument.
 
     Any other shape, such as a mean's, would be broadcast over all tokens or samples in silence.
@@ -67,10 +70,8 @@ def _join_shapes(shapes: list[Any]) -> str:
 
 @cache  # one module for all functions of a file: they share its variables
 def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path.resolve()}. Give the path of a Python file.")
     # A name of its own for each path: two users' files may both be called advantage.py.
-    module_name = f"algorithm_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    module_name = f"algorithm_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None

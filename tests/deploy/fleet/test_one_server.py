@@ -54,7 +54,7 @@ class AwayServer:
 @pytest.mark.parametrize(("num_away", "away_s", "is_alive"), [(1000, 0.0, False), (2, 20.0, True), (1000, 0.5, False)])
 def test_server_without_a_process_is_awaited_as_long_as_asked(num_away: int, away_s: float, is_alive: bool) -> None:
     server = AwayServer(num_away)
-    described = asyncio.run(describe_server("sluice-rollout-1", away_s, lambda name: server))
+    described = asyncio.run(describe_server("sluice-rollout-1", away_s, find=lambda name: server))
     assert (described["name"], described["is_alive"]) == ("sluice-rollout-1", is_alive)
     assert away_s or server.num_asked == 1
 
@@ -63,7 +63,8 @@ def test_longest_wait_is_named_and_the_others_are_counted() -> None:
     now = [0.0]
     wait = LongestWait(lambda: now[0])
     with wait.waiting_for("sluice-rollout-1", "end"):
-        now[0] = 2.0
+        with wait.waiting_for("sluice-rollout-1", "end"):  # another call for the same
+            now[0] = 2.0
         assert wait.describe() == ""  # all waits are short
         with wait.waiting_for("sluice-rollout-0", "answer"):
             now[0] = 31.0
