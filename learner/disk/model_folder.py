@@ -235,6 +235,7 @@ class ModelSize:
     kept_in_layer: int = 0  # floats per token that a layer keeps for its backward pass
     stacked_experts: int = 0  # parameters of the largest weight that holds all experts of a layer
     largest_weight: int = 0  # parameters of the largest single weight: the embedding
+    largest_linear: int = 0  # parameters of a layer's largest matrix
 
 
 def read_model_size(model: Path, lora: LoraSettings | None = None) -> ModelSize:
@@ -257,8 +258,9 @@ def size_of_shape(parameters: int, config: dict[str, Any], adapters: int = 0) ->
     kept = 6 * hidden_size + 3 * query_size + 2 * key_size + 4 * mlp_size
     experts = next((config[name] for name in _NUM_EXPERTS if config.get(name)), 0)
     stacked = 2 * experts * hidden_size * (config.get("moe_intermediate_size") or config["intermediate_size"])
-    largest = hidden_size * max(config.get("vocab_size") or 0, config["intermediate_size"])
-    return ModelSize(parameters, adapters, num_layers, hidden_size, kept, stacked, largest)
+    linear = hidden_size * config["intermediate_size"]
+    largest = max(hidden_size * (config.get("vocab_size") or 0), linear)
+    return ModelSize(parameters, adapters, num_layers, hidden_size, kept, stacked, largest, linear)
 
 
 def _shape(config: dict[str, Any]) -> tuple[int, int, int, int, int] | None:

@@ -51,6 +51,7 @@ class ModelShape(Section):
     num_key_value_heads: CountAboveZero | None = None  # key-value heads; None: as many as attention heads
     head_dim: CountAboveZero | None = None  # floats of a head; None: hidden_size / num_attention_heads
     intermediate_size: CountAboveZero  # width of a layer's linear part
+    vocab_size: CountAboveZero | None = None  # rows of the embedding; None: the embedding counts as any other weight
     moe_intermediate_size: CountAboveZero | None = None  # width of an expert; None: intermediate_size
     num_experts_per_tok: CountAboveZero | None = None  # experts of a token; None: no mixture of experts
 

@@ -2,16 +2,25 @@
 
 DeepSpeed 0.19, n trained and f frozen parameters over r ranks, types of b and 4 bytes:
 
-    stage   weights        gradients   master weights, moments   gradient bucket   gathered
-    0       (n + f) b      4 n         8 n                       -                 -
-    1       (n + f) b      4 n         12 n / r                  b min(n, 0.5e9)   -
-    2       (n + f) b      4 n / r     12 n / r                  b min(n, 0.5e9)   -
-    3       (n + f) b / r  4 n / r     12 n / r                  b min(n, 0.5e9)   b min(n + f, 1e9)
+    stage   weights        gradients   master weights, moments   permanent bucket
+    0       (n + f) b      4 n         8 n                       -
+    1       (n + f) b      4 n         12 n / r                  -
+    2       (n + f) b      4 n / r     12 n / r                  -
+    3       (n + f) b / r  4 n / r     12 n / r                  b m, m = min(n, 0.5e9)
+
+The temporary part is the largest of the backward pass, of the reduction of gradients, of a push, and of the start's
+check. A pass holds activations, chunks of logits, the gradient of the embedding (e parameters), and at stage 3 gathered
+weights:
+
+    stage   backward pass                               reduction
+    0       activations + b e                           4 m
+    1, 2    activations + b e + b m                     2 b m + 4 n / r
+    3       activations + b e + b min(n + f, 1e9)       b e + b m + 4 m / r
 
 Offloading keeps the gradients twice on the host, at stage 1 also on the device. Below stage 3 the host also holds a
-second copy of the weights.
-Source: ZeRO, arXiv:1910.02054, section 3; the last two columns, DeepSpeed's reduce_bucket_size and
-stage3_max_live_parameters, or all experts of a layer, which are one weight.
+second copy of the weights, and both hold a buffer of the embedding.
+Source: ZeRO, arXiv:1910.02054, section 3; DeepSpeed's reduce_bucket_size and stage3_max_live_parameters, or all experts
+of a layer, which are one weight. Measured: tests/learner/plan/measured_ranks.py.
 
 A model that is only scored has its weights alone, over r ranks at stage 3.
 """
@@ -27,6 +36,11 @@ from protocol.settings.zero_stage import Offload, critic_zero, zero_stage_of
 _FLOAT32 = 4
 _MAX_BUCKET = 500_000_000  # parameters per reduction of gradients
 _MAX_GATHERED = 1_000_000_000  # parameters gathered at once
+# learner/models/scoring/head_logprobs.py: logits of a chunk on CPUs and on GPUs, with 12 bytes for each, and rows of
+# the head whose gradient is summed in float32.
+_CHUNK_NUMBERS = {False: 1 << 22, True: 1 << 26}
+_CHUNK_ROWS = 8192
+_FEW_LAYERS = 5  # layers that the start's check computes at most, unless it needs one of each kind
 
 
 @dataclass(frozen=True)
@@ -37,9 +51,18 @@ class Memory:
     host: int = 0  # offloaded part on the host
     # largest temporary part of `device`: buckets, gathered weights, activations
     passing: int = field(default=0, compare=False)
+    gradients: int = field(default=0, compare=False)  # part of `passing` that is there in each step
+
+    @property
+    def state(self) -> int:
+        """The part of `device` without which no step is possible."""
+        return self.device - self.passing + self.gradients
 
     def __add__(self, other: "Memory") -> "Memory":
-        return Memory(self.device + other.device, self.host + other.host, self.passing + other.passing)
+        """Return the memory of two models. Only one of them is computed at a time."""
+        passing, gradients = max(self.passing, other.passing), max(self.gradients, other.gradients)
+        permanent = self.device - self.passing + other.device - other.passing
+        return Memory(permanent + passing, self.host + other.host, passing, gradients)
 
 
 @dataclass(frozen=True)
@@ -61,23 +84,30 @@ def read_sizes(settings: Settings, model: Path) -> Sizes:
     return Sizes(read_model_size(model, settings.policy.lora), named.get("critic"), named.get("reference"))
 
 
-def rank_memory(settings: Settings, sizes: Sizes) -> Memory:
-    """Return one rank's memory of policy, critic, reference and a micro-batch's activations."""
+def rank_memory(settings: Settings, sizes: Sizes, bucket_bytes: int = 0, *, on_gpus: bool = False) -> Memory:
+    """Return rank 0's memory of policy, critic and reference in a step, a push and the start.
+
+    bucket_bytes: of a push's bucket on the rank's device; 0: there is no push.
+    """
     learner, dtype = settings.learner, settings.policy.dtype
     policy, stage = sizes.policy, zero_stage_of(learner.zero_stage, settings.policy.dtype)
+    sent = _sending_bytes(policy, dtype, stage, bucket_bytes)
+    push = Memory(sent, passing=sent)
     if not is_trained(settings):
-        return Memory((policy.parameters + policy.adapters) * BYTES[dtype] // (learner.num_ranks if stage == 3 else 1))
-    total = trained_memory(policy, dtype, stage, learner.num_ranks, learner.offload)
-    activations = activation_bytes(policy, settings)
+        weights = (policy.parameters + policy.adapters) * BYTES[dtype]
+        return Memory(weights // (learner.num_ranks if stage == 3 else 1)) + push
+    in_pass = activation_bytes(policy, settings) + _head_bytes(policy, on_gpus)
+    total = trained_memory(policy, dtype, stage, learner.num_ranks, learner.offload, in_pass) + push
     if needs_critic(settings):
         critic, (asked, offload) = sizes.critic or _without_adapters(policy), critic_zero(settings)
-        total += trained_memory(critic, dtype, zero_stage_of(asked, dtype), learner.num_ranks, offload)
-        activations = max(activations, activation_bytes(critic, settings))  # trained one after the other
+        in_pass = activation_bytes(critic, settings)
+        total += trained_memory(critic, dtype, zero_stage_of(asked, dtype), learner.num_ranks, offload, in_pass)
     if needs_reference(settings) and not is_reference_the_base(settings):
         of_reference = (sizes.reference or policy).parameters * BYTES[dtype] // (learner.num_ranks if stage == 3 else 1)
         # An offloaded reference is on the device during use, with the policy.
         total += Memory(of_reference, of_reference if settings.reference.offload and stage != 3 else 0)
-    return total + Memory(activations, passing=activations)
+    more = max(0, _check_bytes(policy) - total.device - (0 if on_gpus else total.host))
+    return replace(total, device=total.device + more, passing=total.passing + more)
 
 
 def loading_bytes(settings: Settings, sizes: Sizes) -> int:
@@ -103,26 +133,65 @@ def push_bytes(settings: Settings, size: ModelSize, bucket_bytes: int) -> int:
     return max(of_largest, 2 * bucket_bytes + 2 * experts // num_workers)
 
 
-def trained_memory(size: ModelSize, dtype: str, zero_stage: int, num_ranks: int, offload: Offload) -> Memory:
-    """Return one rank's memory of a trained model, without activations. zero_stage: the effective stage."""
-    trained = size.adapters or size.parameters
-    of_all = (size.parameters + size.adapters) * BYTES[dtype]
+def trained_memory(
+    size: ModelSize, dtype: str, zero_stage: int, num_ranks: int, offload: Offload, in_pass: int = 0
+) -> Memory:
+    """Return one rank's memory of a trained model.
+
+    zero_stage: the effective stage. in_pass: bytes of activations and of the head's chunks.
+    """
+    width, trained = BYTES[dtype], size.adapters or size.parameters
+    of_all = (size.parameters + size.adapters) * width
+    largest = 0 if size.adapters else width * size.largest_weight
     if zero_stage == 0:
-        return Memory(of_all + (_FLOAT32 + 8) * trained)
-    weights = of_all // num_ranks if zero_stage == 3 else of_all
+        # A tied embedding has two gradients until they are added.
+        passing = max(in_pass + largest, 2 * largest, _FLOAT32 * min(_MAX_BUCKET, trained))
+        gradients = _FLOAT32 * trained
+        return Memory(of_all + 8 * trained + gradients + passing, 0, gradients + passing, gradients)
+    reduced = min(_MAX_BUCKET, trained)
+    bucket = width * reduced
     gradients = _FLOAT32 * trained // (1 if zero_stage == 1 else num_ranks)
     optimizer = 12 * trained // num_ranks
-    bucket = min(_MAX_BUCKET, trained) * BYTES[dtype]
-    gathered = BYTES[dtype] * max(min(size.parameters + size.adapters, _MAX_GATHERED), size.stacked_experts)
-    gathered = gathered if zero_stage == 3 else 0
+    if zero_stage < 3:
+        passing = bucket + max(in_pass + largest, bucket + _FLOAT32 * trained // num_ranks)
+        weights, kept, again = of_all, largest, largest + width * trained // num_ranks
+    else:
+        gathered = width * max(min(size.parameters + size.adapters, _MAX_GATHERED), size.stacked_experts)
+        reduction = bucket + _FLOAT32 * reduced // num_ranks
+        # With several buckets, the first is reduced while the pass still has its activations.
+        in_backward = gathered + in_pass + (reduction if trained > reduced else 0)
+        passing = largest + max(in_backward, reduction)
+        weights, kept, again = of_all // num_ranks, bucket, 0
     if offload == "none":
-        return Memory(weights + gradients + optimizer + bucket + gathered, passing=bucket + gathered)
-    again = 0 if zero_stage == 3 else BYTES[dtype] * trained // num_ranks
+        kept, gradients = (bucket + gradients, 0) if zero_stage == 3 else (0, gradients)
+        return Memory(weights + optimizer + kept + gradients + passing, 0, gradients + passing, gradients)
     on_host = optimizer + 2 * _FLOAT32 * trained // num_ranks + again
     if offload == "optimizer":
-        kept = weights + (gradients if zero_stage == 1 else 0)
-        return Memory(kept + bucket + gathered, on_host, bucket + gathered)
-    return Memory(bucket + gathered, weights + on_host, bucket + gathered)
+        kept += weights + (gradients if zero_stage == 1 else 0)
+        return Memory(kept + passing, on_host, passing)
+    return Memory(kept + passing, weights + on_host, passing)
+
+
+def _sending_bytes(size: ModelSize, dtype: str, zero_stage: int, bucket_bytes: int) -> int:
+    """Return what a push adds to rank 0: two buckets, a gathered weight, and an adapted layer's copies in float32."""
+    if not bucket_bytes:
+        return 0
+    largest = BYTES[dtype] * size.largest_weight
+    merged = 6 * _FLOAT32 * size.largest_linear if size.adapters else 0
+    return 2 * max(bucket_bytes, largest) + (largest if zero_stage == 3 else 0) + merged
+
+
+def _head_bytes(size: ModelSize, on_gpus: bool) -> int:
+    return 12 * _CHUNK_NUMBERS[on_gpus] + _FLOAT32 * _CHUNK_ROWS * size.hidden_size if size.hidden_size else 0
+
+
+def _check_bytes(size: ModelSize) -> int:
+    """Return the memory of the start's check: a model's first layer twice in float32, and three embeddings."""
+    if not size.num_layers:
+        return 0
+    depth = size.num_layers if size.num_layers <= _FEW_LAYERS else 1
+    of_layer = max(0, size.parameters - size.largest_weight) // size.num_layers
+    return _FLOAT32 * (3 * size.largest_weight + 2 * depth * of_layer)
 
 
 def activation_bytes(size: ModelSize, settings: Settings) -> int:

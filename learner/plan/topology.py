@@ -45,7 +45,7 @@ def plan_topology(settings: Settings, sizes: Sizes, nodes: Sequence[Node] | None
     if settings.weights.second_copy:
         _check_second_copy(backend, is_shared=is_shared, is_sure=bool(num_gpus) or settings.weights.backend != "auto")
     has_gpus = backend == "nccl" or is_shared if num_gpus is None else num_gpus > 0
-    ranks, servers = _ranks(settings, sizes, has_gpus), _servers(settings, sizes, has_gpus, backend, is_shared)
+    ranks, servers = _ranks(settings, sizes, has_gpus, backend), _servers(settings, sizes, has_gpus, backend, is_shared)
     ordered = tuple(sorted(nodes or (), key=lambda node: not node.is_head))
     if nodes is not None:
         _check_nodes(nodes)
@@ -127,8 +127,10 @@ def _with_share(processes: Processes, share: float) -> Processes:
     return replace(processes, num_gpus=share, where="packed", host_bytes=away)
 
 
-def _ranks(settings: Settings, sizes: Sizes, has_gpus: bool) -> Processes:
-    memory, placed = rank_memory(settings, sizes), settings.placement.ranks
+def _ranks(settings: Settings, sizes: Sizes, has_gpus: bool, backend: Backend) -> Processes:
+    is_sent = needs_of(settings).rollouts and not (has_gpus and backend == "gloo")  # gloo's buckets are on the host
+    bucket = _bucket_bytes(settings, has_gpus) if is_sent else 0
+    memory, placed = rank_memory(settings, sizes, bucket, on_gpus=has_gpus), settings.placement.ranks
     return Processes(
         role=_RANK,
         count=settings.learner.num_ranks,
@@ -138,7 +140,7 @@ def _ranks(settings: Settings, sizes: Sizes, has_gpus: bool) -> Processes:
         besides="with activations" if sizes.policy.num_layers else "+ activations",
         host_bytes=memory.host if has_gpus else 0,
         loading_bytes=loading_bytes(settings, sizes),
-        state_bytes=memory.device - memory.passing + (0 if has_gpus else memory.host),
+        state_bytes=memory.state + (0 if has_gpus else memory.host),
         resources=placed.resources,
     )
 
@@ -150,7 +152,7 @@ def _servers(settings: Settings, sizes: Sizes, has_gpus: bool, backend: Backend,
     has_copy = backend == "gloo" and settings.weights.second_copy is not False and not is_shared
     copy = whole * size if has_copy else 0
     weights = whole // size
-    bucket = (settings.weights.bucket_mb or 0) << 20 or BUCKET_BYTES["cuda" if has_gpus else "cpu"]
+    bucket = _bucket_bytes(settings, has_gpus)
     return Processes(
         role=_SERVER,
         count=settings.rollout.num_servers if needs_of(settings).rollouts else 0,
@@ -164,6 +166,10 @@ def _servers(settings: Settings, sizes: Sizes, has_gpus: bool, backend: Backend,
         state_bytes=weights,
         resources=placed.resources,
     )
+
+
+def _bucket_bytes(settings: Settings, has_gpus: bool) -> int:
+    return (settings.weights.bucket_mb or 0) << 20 or BUCKET_BYTES["cuda" if has_gpus else "cpu"]
 
 
 def _place_roles(

@@ -39,6 +39,7 @@ AS_ON_GPUS: dict[str, dict[str, Any]] = {
 FULL_PRECISION: dict[str, dict[str, Any]] = {"policy": {"dtype": "float32"}, "learner": {"zero_stage": 0}}
 LORA: dict[str, dict[str, Any]] = {"policy": {"dtype": "float32", "lora": {"rank": 4}}, "learner": {"zero_stage": 2}}
 QUANTISED: dict[str, dict[str, Any]] = {"policy": {"dtype": "bfloat16"}, "learner": {"zero_stage": 2}}
+ASYNC_SCHEDULER = "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
 EIGHT_BITS = {"quantization": "int8_per_channel_weight_only"}
 
 
@@ -49,6 +50,7 @@ class Seen:
     metrics: list[dict[str, float]] = field(default_factory=list)  # of each step
     digests: list[str] = field(default_factory=list)  # of each push
     greedy: list[float] = field(default_factory=list)  # largest difference to a greedy answer, nats, after each push
+    num_batched: int = 0  # tokens that the engine computes at once
 
 
 class Pushing:
@@ -106,14 +108,15 @@ class Pushing:
 
 
 async def as_on_gpus(folder: Path) -> dict[str, Seen]:
-    """bfloat16 on both sides, an engine of two workers and vLLM's own scheduler; PPO in ZeRO 3 with weights and
-    optimizers offloaded, gradient checkpointing and recomputed old logprobs."""
+    """bfloat16 on both sides, an engine with a process of its own, two workers and vLLM's asynchronous scheduler; PPO
+    in ZeRO 3 with weights and optimizers offloaded, gradient checkpointing and recomputed old logprobs."""
     model = make_tiny_model(folder / "dense", tied=False, width=0.05)
-    changes = {"tensor_parallel_size": 2, "engine_args": {"scheduler_cls": None}}
+    changes = {"tensor_parallel_size": 2, "engine_args": {"scheduler_cls": ASYNC_SCHEDULER}}
     engine = await Engine.start(engine_of(model, "bfloat16").model_copy(update=changes))
-    seen = {"bfloat16": await Pushing(engine, model, 0.0, AS_ON_GPUS).run(NUM_STEPS)}
+    seen = await Pushing(engine, model, 0.0, AS_ON_GPUS).run(NUM_STEPS)
+    seen.num_batched = engine._llm.vllm_config.scheduler_config.max_num_batched_tokens
     engine.shutdown()
-    return seen
+    return {"bfloat16": seen}
 
 
 async def mixture(folder: Path) -> dict[str, Seen]:

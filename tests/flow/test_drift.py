@@ -40,6 +40,7 @@ def test_nothing_drifts_in_float32(seen: dict[str, Any]) -> None:
 
 def test_nothing_drifts_in_bfloat16(seen: dict[str, Any]) -> None:
     check_drift(seen["bfloat16"], limit=0.05)
+    assert seen["bfloat16"]["num_batched"] == 2 * 2048  # vLLM's for a server with two workers; without a context, 2048
 
 
 def check_drift(seen: dict[str, Any], limit: float) -> None:

@@ -4,6 +4,7 @@ Shapes: T tokens of a trajectory.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ class Shape:
     is_tied: bool
 
 
-TINY = Shape(64, 2, 4, 2, 128, 512, True)
+TINY = Shape(64, 2, 2, 1, 128, 512, True)
 # Sizes of the published Qwen2.5 models of 0.5B, 1.5B and 7B parameters (their config.json).
 SHAPES = {
     "0.5B": Shape(896, 24, 14, 2, 4864, 151_936, True),
@@ -34,25 +35,26 @@ SHAPES = {
 }
 
 
+def write_folder(folder: Path, shape: Shape, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """Return `folder`, now holding a random Qwen2 of this shape and a tokenizer of bytes."""
+    from transformers import Qwen2ForCausalLM
+
+    from tests.fakes.tiny_models import byte_tokenizer
+
+    Qwen2ForCausalLM(_config(shape)).to(dtype).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
 def random_model(shape: Shape, device: str, dtype: torch.dtype, *, seed: int = 0) -> Any:
     """Return a Qwen2 of this shape with random weights, made where it stays, as a rank prepares it."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2ForCausalLM
 
     from learner.models import varlen_attention
     from learner.models.scoring.scored_model import make_scored
 
     varlen_attention.register()
-    config = Qwen2Config(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        tie_word_embeddings=shape.is_tied,
-        max_position_embeddings=32_768,
-        attn_implementation=varlen_attention.NAME,
-    )
+    config = _config(shape, attn_implementation=varlen_attention.NAME)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -64,6 +66,24 @@ def random_model(shape: Shape, device: str, dtype: torch.dtype, *, seed: int = 0
     model.train()
     make_scored(model)
     return model
+
+
+def _config(shape: Shape, **changes: Any) -> Any:
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        tie_word_embeddings=shape.is_tied,
+        max_position_embeddings=32_768,
+        eos_token_id=1,
+        pad_token_id=0,
+        **changes,
+    )
 
 
 def trajectories(lengths: list[int], vocabulary: int, *, seed: int = 0) -> MicroBatch:

@@ -18,7 +18,7 @@ from tests.gpu.attention import ATTENTION
 from tests.gpu.digest import DIGEST
 from tests.gpu.finding import Finding, Machine, Part, unchecked
 from tests.gpu.learner_step import DEEPSPEED_STEP, STEP
-from tests.gpu.loop import LOOP, SHARED_LOOP
+from tests.gpu.loop import HALF_B_LOOP, LOOP, SHARED_LOOP
 from tests.gpu.order import LOST_PEER, ORDER
 from tests.gpu.push import IPC, NCCL
 from tests.gpu.speed import SPEED
@@ -27,7 +27,7 @@ from tests.gpu.whole_models import FLASH4, LORA_TURNS, NOISE, ZERO3_START
 
 DEVICES = ("cuda", "cpu")
 _ALONE = (ATTENTION, STEP, DEEPSPEED_STEP, DIGEST, ORDER, LOST_PEER, NOISE, TURNS, LORA_TURNS, ZERO3_START, FLASH4, IPC)
-PARTS = (*_ALONE, SPEED, NCCL, LOOP, SHARED_LOOP)
+PARTS = (*_ALONE, SPEED, NCCL, LOOP, SHARED_LOOP, HALF_B_LOOP)
 
 
 def main() -> int:

@@ -22,10 +22,10 @@ def test_without_a_gpu_each_part_says_that_it_was_not_checked_and_nothing_is_cla
     ended = run()
     head, *parts, said, last = ended.stdout.splitlines()
     assert head.endswith(", no GPU")
-    assert len(parts) == 16
+    assert len(parts) == 17
     assert all(re.search(r"  not checked  .*: that needs \d GPUs?, ", part) for part in parts), ended.stdout
     assert said.startswith("prove: nothing was checked here, so nothing holds. ")
-    assert last == "prove device=cuda checked=0 failed=0 unchecked=16 holds=no"
+    assert last == "prove device=cuda checked=0 failed=0 unchecked=17 holds=no"
     assert ended.returncode == 1
 
 

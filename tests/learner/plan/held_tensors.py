@@ -2,7 +2,6 @@
 
 import gc
 import warnings
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -21,26 +20,4 @@ def held_tensors() -> dict[int, int]:
                     if tensor is not None:
                         storage = tensor.untyped_storage()
                         found[storage.data_ptr()] = storage.nbytes()
-    return found
-
-
-def bytes_beside(before: dict[int, int], after: dict[int, int]) -> int:
-    """Return the bytes of what is in the second count and not in the first."""
-    return sum(size for address, size in after.items() if address not in before)
-
-
-def kept_by(forward: Callable[[], Tensor]) -> int:
-    """Return the bytes that a forward pass leaves behind for its backward pass."""
-    before, kept, alive = held_tensors(), {}, []
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        alive.append(tensor)  # its address stays its own
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = forward()
-    found = bytes_beside(before, {**held_tensors(), **kept})
-    del result
     return found

@@ -15,7 +15,7 @@ from learner.plan.memory import activation_bytes
 from protocol.settings.settings import Settings
 from tests.benchmarks.packing_table import OneProcess, settings_of
 from tests.fakes.tiny_models import make_tiny_model
-from tests.learner.plan.held_tensors import kept_by
+from tests.learner.plan.measured_ranks import tracked
 
 NUM_TOKENS = 256
 
@@ -33,7 +33,10 @@ def measured(folder: Path, dtype: Any, *, gradient_checkpointing: bool) -> int:
     tokens = np.random.default_rng(0).integers(0, 262, NUM_TOKENS).astype(np.int32)
     sample = LearnerSample(tokens, np.arange(NUM_TOKENS) > 0, np.zeros(NUM_TOKENS, np.float32))
     micro_batch = make_micro_batch([sample])
-    return kept_by(lambda: score_tokens(OneProcess(model), micro_batch, 1.0, with_entropy=False)[0])
+    with tracked() as found:
+        scores = score_tokens(OneProcess(model), micro_batch, 1.0, with_entropy=False)[0]
+    assert scores.requires_grad  # it keeps what its backward pass needs
+    return found.live
 
 
 @pytest.fixture(scope="module")

@@ -131,12 +131,12 @@ def test_a_described_cluster_is_for_plans_alone(capsys: pytest.CaptureFixture[st
     assert "--cluster mine.yaml belongs to --plan" in capsys.readouterr().err
 
 
-_ON_16_GPUS = ("--learner.num_ranks", "16", "--learner.zero_stage", "3", "--rollout.tensor_parallel_size", "8")
+_ON_16_GPUS = ("--learner.num_ranks=16", "--learner.zero_stage=3", "--rollout.tensor_parallel_size=8")
 
 
 def test_plan_as_json_has_each_role_and_node(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--plan", "--cluster", str(SHELF / "h100_4_nodes.yaml"), "--json", "--run.max_epochs", "2"]
-    assert main([*options, "--policy.model", "x", "--data.train", "y", *_ON_16_GPUS]) == 0
+    assert main([*options, "--policy.model", "x", "--data.train", "y", *_ON_16_GPUS, "--learner.offload=all"]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert [(role["role"], role["count"]) for role in planned["processes"]][1:] == [
         ("learner rank", 16),

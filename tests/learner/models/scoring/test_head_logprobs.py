@@ -1,8 +1,5 @@
 """Logprobs through the head against the formula in float64: values, gradients, and what they hold of memory."""
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from learner.models.scoring.head_logprobs import HeadForm, head_logprobs
+from tests.learner.plan.measured_ranks import tracked
 
 K, H, V = 9, 6, 37
 # All at once; chunks of tokens and of vocabulary entries that do not divide; a number at a time.
@@ -89,28 +87,12 @@ def test_gradients_have_the_types_of_their_tensors() -> None:
     assert [tensor.grad.dtype for tensor in low if tensor.grad is not None] == [torch.bfloat16] * 3
 
 
-_MEASURE = """
-import re, torch
-from pathlib import Path
-from learner.models.scoring.head_logprobs import HeadForm, head_logprobs
-torch.set_num_threads(1)
-K, H, V = 4096, 16, 40000
-hidden, weight = torch.zeros(K, H, requires_grad=True), torch.zeros(V, H, requires_grad=True)
-def kib(key):
-    return int(re.search(key + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1))
-Path("/proc/self/clear_refs").write_text("5")  # the highest so far, of the imports, is forgotten
-before = kib("VmRSS")
-head_logprobs(hidden, weight, None, torch.zeros(K, dtype=torch.long), HeadForm())[:, 0].sum().backward()
-print((kib("VmHWM") - before) * 1024)
-"""
-
-
 def test_memory_is_a_few_chunks_and_no_logits_of_all_tokens() -> None:
     """In float32 all logits would be 655 MB, and their gradient as much again."""
-    root = Path(__file__).parents[4]
-    ended = subprocess.run([sys.executable, "-c", _MEASURE], cwd=root, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    assert 4 * (1 << 22) < int(ended.stdout) < 250e6
+    hidden, weight = (torch.zeros(n, 16, requires_grad=True) for n in (4096, 40000))
+    with tracked() as found:
+        head_logprobs(hidden, weight, None, torch.zeros(4096, dtype=torch.long), HeadForm())[:, 0].sum().backward()
+    assert 4 * (1 << 22) < found.peak < 100e6
 
 
 class BytesMoved(TorchDispatchMode):
