@@ -14,7 +14,7 @@ weights:
 
     stage   backward pass                               reduction
     0       activations + b e                           4 m
-    1, 2    activations + b e + b m                     2 b m + 4 n / r
+    1, 2    activations + b e + b m                     2 b m + 4 min(n / r, e)
     3       activations + b e + b min(n + f, 1e9)       b e + b m + 4 m / r
 
 Offloading keeps the gradients twice on the host, at stage 1 also on the device. Below stage 3 the host also holds a
@@ -153,7 +153,8 @@ def trained_memory(
     gradients = _FLOAT32 * trained // (1 if zero_stage == 1 else num_ranks)
     optimizer = 12 * trained // num_ranks
     if zero_stage < 3:
-        passing = bucket + max(in_pass + largest, bucket + _FLOAT32 * trained // num_ranks)
+        converted = min(trained // num_ranks, size.largest_weight or trained)  # one weight at a time
+        passing = bucket + max(in_pass + largest, bucket + _FLOAT32 * converted)
         weights, kept, again = of_all, largest, largest + width * trained // num_ranks
     else:
         gathered = width * max(min(size.parameters + size.adapters, _MAX_GATHERED), size.stacked_experts)

@@ -187,3 +187,17 @@ def test_a_push_adds_what_a_real_engine_allocated_while_it_loaded(
     size = size_of_shape(1, {**shape, "hidden_size": hidden_size, "intermediate_size": intermediate_size})
     settings = Settings.model_validate({"policy": {"dtype": "bfloat16"}})
     assert push_bytes(settings, size, 16 << 20) == pytest.approx(allocated, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "zero_stage", "num_layers", "allocated"),
+    [(2, 2, 2, 2655.4e6), (2, 2, 8, 4087.0e6), (1, 2, 8, 6164.1e6), (2, 3, 2, 2761.7e6)],
+)
+def test_a_rank_takes_what_torch_allocated_in_a_real_step(
+    num_ranks: int, zero_stage: int, num_layers: int, allocated: float
+) -> None:
+    """allocated: the peak of tests.learner.plan.measured_ranks for a shape of 0.5B in bfloat16."""
+    shape = {"hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2}
+    parameters = (151_936 + 1) * 896 + num_layers * 14_912_384
+    size = size_of_shape(parameters, {**shape, "num_hidden_layers": num_layers, "vocab_size": 151_936})
+    assert trained_memory(size, "bfloat16", zero_stage, num_ranks, "none").device == pytest.approx(allocated, rel=0.01)
