@@ -81,7 +81,7 @@ def test_memory_of_a_rank_equals_the_plan(found: Found, name: str) -> None:
     planned = trained_memory(size, dtype, stage, world_size, case.get("offload", "none"))
     bucket = BYTES[dtype] * (size.adapters or size.parameters)  # which is not there all the time
     held = found[str(world_size)][name]["held"]
-    assert 0.97 * (planned.device + planned.host - bucket) < held < 1.06 * (planned.device + planned.host)
+    assert 0.97 * (planned.state + planned.host - bucket) < held < 1.06 * (planned.device + planned.host)
 
 
 @in_every_world(LORA_CASES)
