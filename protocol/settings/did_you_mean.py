@@ -41,7 +41,7 @@ _ELSEWHERE = {
     "rollout.environment": "env env.id",
     "policy.model": "model model_name_or_path model_path pretrain model.path model.name",
     "critic.model": "critic_pretrain",
-    "critic.lr": "critic_learning_rate",
+    "critic.lr": "critic_learning_rate critic.optim.lr",
     "critic.warmup_steps": "critic_warmup",
     "learner.num_epochs": "ppo_epochs num_iterations",
     "policy.dtype": "torch_dtype precision",
