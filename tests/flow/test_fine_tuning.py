@@ -114,7 +114,7 @@ def _check_folder(model: Path, pairs: list[tuple[str, str, str]], margin: float)
     assert served._std * (good - bad).mean() == pytest.approx(margin, abs=1e-4)
     assert abs(np.concatenate([good, bad]).mean()) < 1e-4
     critic = load_value_model(critic_settings(Settings.model_validate({"policy": {"dtype": "float32"}}), model))
-    assert torch.equal(critic.score.weight, served._model.score.weight)
+    assert torch.equal(critic.score.weight, served._model.score.weight / served._model.config.std)
 
 
 def _weights(left: Left) -> dict[str, object]:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import pytest
 
-from rollout.chat import Chat, Speaker
+from rollout.chat import Chat
+from rollout.engine.speaker import Speaker
 from rollout.neighbours.node import Node
 from rollout.neighbours.tools.calculator import Calculator
 from tests.fakes.rollout_fakes import make_keys, make_spec
