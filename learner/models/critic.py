@@ -3,6 +3,7 @@
 Shapes: T tokens and K model tokens of a micro-batch, H hidden size.
 """
 
+import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,16 @@ from torch import Tensor
 from learner.models.gradient import StepResult, Sums, accumulate
 from learner.models.micro_batch import MicroBatch
 from learner.models.model_loading import build_model, has_weights, prepare_for_training, unused_tensors
+from learner.models.read_back import WrittenFiles
 from learner.models.settings import PolicySettings
+from learner.models.training.state import SHARD_BYTES
 from learner.models.training.trained_model import TrainedModel
 from learner.models.varlen_attention import Segments
 from learner.models.world import share
 from protocol.errors import OperatorError
 from protocol.value_heads import find_head
+
+_BIAS = "bias.json"
 
 # (values [K], micro-batch) -> (sum of token losses, sums), all on one device.
 ValueLoss = Callable[[Tensor, MicroBatch], tuple[Tensor, Sums]]
@@ -77,6 +82,24 @@ class CriticEngine(TrainedModel):
         """Return the value of the state before each model token, [K] float32. Collective in ZeRO 3."""
         found: Tensor = self._engine(micro_batch.to(self.device))
         return found
+
+    def save_state(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> WrittenFiles:
+        """Write also the head's bias, which belongs to the saved head; otherwise as `TrainedModel.save_state`."""
+        written = super().save_state(folder, shard_bytes)
+        if dist.get_rank() == 0:
+            (folder / _BIAS).write_text(json.dumps(self._model.bias.item()), encoding="utf-8")
+        return written
+
+    def load_state(self, folder: Path) -> None:
+        """Load also the head's bias, whatever critic.model is now; otherwise as `TrainedModel.load_state`."""
+        super().load_state(folder)
+        if (folder / _BIAS).is_file():
+            self._model.bias.fill_(json.loads((folder / _BIAS).read_bytes()))
+        elif self._model.bias.any():
+            raise OperatorError(
+                f"The state in {folder} is of an earlier version, which did not save the bias of the critic's head. "
+                "Start a new run from the model folder of that checkpoint."
+            )
 
 
 def load_value_model(settings: PolicySettings) -> ValueModel:

@@ -113,9 +113,15 @@ class Saving:
         micro_batch = make_micro_batch(trajectories()[:2])
         of_model = settings(self.model, self.policy._settings.zero_stage)
         reference = ReferenceModel(of_model, is_offloaded=False, is_kept=False)
-        found = torch.cat([reference.logprobs(micro_batch), CriticEngine(of_model).values(micro_batch)])
+        critic = CriticEngine(of_model)
+        found = torch.cat([reference.logprobs(micro_batch), critic.values(micro_batch)])
         mean = found.clone()
         dist.all_reduce(mean)
+        critic._model.bias.fill_(-2.25)
+        critic.save_state(self.run / "critic")
+        critic._model.bias.zero_()  # as of another critic.model
+        critic.load_state(self.run / "critic")
+        self.loaded_bias = float(critic._model.bias)
         return reduce_max(float((found - mean / 2).abs().max()), own_device())
 
     def update(self) -> None:
@@ -142,6 +148,7 @@ class Saving:
 
     def go(self) -> dict[str, Any]:
         found: dict[str, Any] = {"broadcast": self.policy.pushed_digest(), "other models": self.load_others()}
+        found["bias of a critic"] = self.loaded_bias
         self.update()
         found["first"] = self.save()
         self.served = self.policy.pushed_digest()

@@ -30,6 +30,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 def test_a_rank_without_weights_receives_them_from_rank_0(found: Found, stage: int) -> None:
     assert found[stage]["broadcast"] == found["digest"]
     assert found[stage]["other models"] == 0.0
+    assert found[stage]["bias of a critic"] == -2.25
 
 
 @pytest.mark.parametrize("stage", STAGES)
