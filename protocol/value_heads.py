@@ -57,6 +57,16 @@ def is_head(name: str) -> bool:
     return name.rpartition(".")[0] in HEAD_NAMES
 
 
+def read_scale(config: object) -> tuple[float, float]:
+    """Return mean and standard deviation of a reward model's rewards, by its config; (0, 1): they stay as they are.
+
+    OpenRLHF writes both at every evaluation, and `normalize_reward: false` when the model was trained without them.
+    """
+    if getattr(config, "normalize_reward", None) is False:
+        return 0.0, 1.0
+    return float(getattr(config, "mean", None) or 0.0), float(getattr(config, "std", None) or 1.0)
+
+
 def _is_of_language_model(name: str, shape: Sequence[int]) -> bool:
     has_vocabulary = tuple(shape[:1]) != (1,)  # trainers of reward models also put one row into a head of such a name
     return has_vocabulary and any(f".{head}" in f".{name}" for head in _NOT_HEADS)

@@ -1,9 +1,9 @@
 """The bundled model scorer: the output of a Hugging Face sequence-classification model with one output.
 
 Input: the whole query with special tokens, encoded by the model's own tokenizer. Reward: the output at the last token,
-normalised by `mean` and `std` of config.json if they exist. An encoder's output is that of its first token. Models of
-OpenRLHF, TRL and DeepSpeed-Chat load too: their heads have other names. Samples of several requests share a batch,
-sorted by length.
+normalised by `mean` and `std` of config.json if they exist, unless it has `normalize_reward: false`. An encoder's
+output is that of its first token. Models of OpenRLHF, TRL and DeepSpeed-Chat load too: their heads have other names.
+Samples of several requests share a batch, sorted by length.
 """
 
 import re
@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from protocol.errors import OperatorError
 from protocol.http.dynamic_batcher import DynamicBatcher
-from protocol.value_heads import HEAD_NAMES, WRAPPERS, find_head, is_constant, is_head, is_language_head
+from protocol.value_heads import HEAD_NAMES, WRAPPERS, find_head, is_constant, is_head, is_language_head, read_scale
 from rewards.sample import Sample, Score, Scorer
 
 # Samples that are read from the queue at a time, then batched by length.
@@ -48,9 +48,7 @@ class RewardModel:
         self._model.to(self._device).eval()
         # The head of an encoder has another name and reads the first token.
         self._is_encoder = not hasattr(self._model, "score")
-        config = self._model.config
-        self._mean = float(getattr(config, "mean", None) or 0.0)
-        self._std = float(getattr(config, "std", None) or 1.0)
+        self._mean, self._std = read_scale(self._model.config)
         self._max_tokens = min(options.max_tokens, _num_positions(self._model) or options.max_tokens)
         pad = self._tokenizer.pad_token_id
         self._pad = pad if pad is not None else 0  # masked, so any token works

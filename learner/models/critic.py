@@ -23,7 +23,7 @@ from learner.models.training.trained_model import TrainedModel
 from learner.models.varlen_attention import Segments
 from learner.models.world import share
 from protocol.errors import OperatorError
-from protocol.value_heads import find_head
+from protocol.value_heads import find_head, read_scale
 
 _BIAS = "bias.json"
 
@@ -142,7 +142,7 @@ def _load_head(model: ValueModel, folder: Path, unused: Collection[str]) -> bool
 @torch.no_grad()
 def _normalise(model: ValueModel) -> None:
     """Give values the unit of the rewards that a served reward model returns: less `mean`, over `std` of its config."""
-    mean, std = (float(getattr(model.config, name, None) or none) for name, none in (("mean", 0.0), ("std", 1.0)))
+    mean, std = read_scale(model.config)
     model.score.weight.div_(std)
     model.bias.sub_(mean).div_(std)
 

@@ -44,13 +44,16 @@ def test_heads_of_other_trainers_are_loaded_with_their_bias(folder: Path, name: 
     assert float(model.bias) == 3.0
 
 
-def test_values_have_the_unit_of_the_rewards_that_the_reward_model_serves(folder: Path) -> None:
+@pytest.mark.parametrize(("more", "std", "bias"), [({}, 2.0, -1.0), ({"normalize_reward": False}, 1.0, 3.0)])
+def test_values_have_the_unit_of_the_rewards_that_the_reward_model_serves(
+    folder: Path, more: dict[str, bool], std: float, bias: float
+) -> None:
     add(folder, {"score.weight": HEAD, "score.bias": torch.tensor([3.0])})
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"mean": 5.0, "std": 2.0}))
+    (folder / "config.json").write_text(json.dumps(config | {"mean": 5.0, "std": 2.0} | more))
     critic = load_value_model(replace(settings_of(folder), role="critic"))
-    assert torch.equal(critic.score.weight, HEAD / 2)
-    assert float(critic.bias) == -1.0
+    assert torch.equal(critic.score.weight, HEAD / std)
+    assert float(critic.bias) == bias
 
 
 def test_body_of_a_wrapped_model_is_loaded(folder: Path) -> None:
