@@ -1,7 +1,7 @@
 """From the rewards of a step to the advantages of its model tokens.
 
 shaped_rewards, token_rewards  rewards per trajectory, then on its last model token or on the ends of turns
-ReferenceKl                    the penalty against the reference model, in these rewards or in the loss
+ReferenceKl                    the penalty against the reference model, in rewards, advantages or the loss
 of_groups, of_tokens           advantages from the group's rewards, or along the trajectory's own tokens
 whiten_step                    mean 0 and deviation 1 over the step
 
@@ -12,6 +12,7 @@ import math
 import zlib
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -115,14 +116,18 @@ class ReferenceKl:
     def is_in_reward(self) -> bool:
         return self.settings.coefficient > 0.0 and self.settings.place == "reward"
 
+    @property
+    def is_in_loss(self) -> bool:
+        return self.settings.place == "loss"
+
     def of_tokens(self, logprobs: Tensor, micro_batch: MicroBatch) -> Tensor | None:
         """Return each token's estimate [K], None where there is no reference."""
         reference = micro_batch.reference_logprobs
         return None if reference is None else KL_FORMS[self.settings.form](logprobs, reference)
 
-    def penalties(self, micro_batch: MicroBatch) -> Tensor:
-        """Return the change of each token's reward, [K] float64; 0 unless the KL is in the reward."""
-        if not self.is_in_reward:
+    def penalties(self, micro_batch: MicroBatch, place: Literal["reward", "advantage"]) -> Tensor:
+        """Return the change of each token's reward or advantage, [K] float64; 0 where the KL is in another place."""
+        if not self.settings.coefficient or self.settings.place != place:
             return torch.zeros(micro_batch.num_model_tokens, dtype=torch.float64)
         assert micro_batch.old_logprobs is not None
         kl = self.of_tokens(micro_batch.old_logprobs, micro_batch)
@@ -131,7 +136,7 @@ class ReferenceKl:
 
     def in_loss(self, logprobs: Tensor, micro_batch: MicroBatch) -> Tensor | None:
         """Return the term of each token's loss, [K]; None unless the KL is in the loss."""
-        if self.is_in_reward:
+        if not self.is_in_loss:
             return None
         kl = self.of_tokens(logprobs, micro_batch)
         return None if kl is None else self.coefficient * kl

@@ -115,6 +115,9 @@ class PolicyGradient:
             micro_batches = [_with_returns(*pair) for pair in zip(micro_batches, advantages, strict=True)]
         if self._algorithm.is_whitened:
             advantages = whiten_step(micro_batches, advantages, self._reduce)
+        # Neither whitened nor summed over later tokens: a teacher's judgement of each token.
+        pairs = zip(micro_batches, advantages, strict=True)
+        advantages = [advantage + self._kl.penalties(each, "advantage") for each, advantage in pairs]
         return plan, [
             replace(each, advantages=advantage.float())
             for each, advantage in zip(micro_batches, advantages, strict=True)
@@ -129,7 +132,8 @@ class PolicyGradient:
         """Return whether the updates compare with the learner before the step, rather than before each update."""
         has_old_policy = self._settings.policy.old_logprobs == "recompute"
         num_updates = len(plan.updates) * self._settings.learner.num_epochs
-        return self._kl.is_in_reward or (has_old_policy and num_updates > 1)
+        has_kl_before = bool(self._settings.kl.coefficient) and not self._kl.is_in_loss
+        return has_kl_before or (has_old_policy and num_updates > 1)
 
     def _num_fresh(self, plan: StepPlan) -> int:
         """Return how many of the first updates compare the behaviour policy with the learner before the step."""
@@ -138,7 +142,7 @@ class PolicyGradient:
     def _advantages(self, batch: Batch, micro_batches: Sequence[MicroBatch], scores: Tensor) -> list[Tensor]:
         """Return the advantages of each micro-batch's tokens, [K] float64. scores: of the step's trajectories."""
         advantage = self._algorithm.advantage
-        penalties = [self._kl.penalties(each) for each in micro_batches]
+        penalties = [self._kl.penalties(each, "reward") for each in micro_batches]
         if advantage.of_groups is not None:
             if self._kl.is_in_reward:
                 pairs = zip(micro_batches, penalties, strict=True)

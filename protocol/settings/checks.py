@@ -214,6 +214,11 @@ def _in_kl(settings: "Settings") -> Iterator[str]:
             "kl.form = k1 in the loss has no effect: its gradient is that of the samples' own logprobs, whose mean is "
             "0. Set kl.form to k3 or k2, or kl.place to reward."
         )
+    if kl.coefficient and kl.place == "advantage" and kl.form != "k1":
+        yield (
+            f"kl.form = {kl.form} has no sign, and kl.place = advantage rewards tokens that the reference finds "
+            "likelier than the policy. Set kl.form to k1."
+        )
     num_samples = settings.learner.groups_per_step * settings.rollout.group_size
     if kl.target is not None and kl.horizon <= _LARGEST_KL_ERROR * num_samples:
         yield (

@@ -98,8 +98,10 @@ class AlgorithmSettings(Section):
 
 class KlSettings(Section):
     coefficient: NonNegativeFloat = Field(0.0, description="Factor of the KL; 0: no reference is needed.")
-    place: Literal["reward", "loss"] = Field(
-        "loss", description="reward: subtracted from each token's reward; loss: added to the loss, by loss.aggregate."
+    place: Literal["reward", "loss", "advantage"] = Field(
+        "loss",
+        description="reward: subtracted from each token's reward; loss: added to the loss, by loss.aggregate; "
+        "advantage: subtracted from each token's own advantage, which is on-policy distillation from reference.model.",
     )
     form: Literal["k1", "k2", "k3"] = Field(
         "k3",

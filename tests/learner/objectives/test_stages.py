@@ -141,6 +141,28 @@ def test_groups_are_compared_by_rewards_less_the_kl_of_their_whole_trajectories(
             assert advantages[number] == pytest.approx([slow] * len(written(made[number])), rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.parametrize("learner", [{"advantage": "dr_grpo"}, {**PPO["learner"], "whiten": True}])
+def test_teacher_adds_its_judgement_of_each_token_to_the_advantages_of_rewards_alone(learner: dict[str, Any]) -> None:
+    made, rewards = trajectories(), {"clip": None}
+    kl = {"coefficient": 0.5, "place": "advantage", "form": "k1"}
+    plain = prepared(made, learner=learner, rewards=rewards, kl={"coefficient": 0.0})
+    taught = prepared(made, learner=learner, rewards=rewards, kl=kl)
+    before, after = by_trajectory(plain, "advantages"), by_trajectory(taught, "advantages")
+    for number, trajectory in enumerate(made):
+        pairs = zip(before[number], written(trajectory), strict=True)
+        expected = [advantage + 0.5 * (-0.3 * (1 + token) + 0.5 * (1 + token)) for advantage, token in pairs]
+        assert after[number] == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    if "recipe" in learner:
+        assert by_trajectory(taught, "returns") == by_trajectory(plain, "returns")
+    loss, _ = make_loss(settings := Settings.model_validate({"learner": learner, "kl": kl}))(*_step(taught[0]))
+    with_kl, _ = make_loss(settings, ReferenceKl(settings.kl, {}))(*_step(taught[0]))
+    assert float(with_kl) == float(loss)
+
+
+def _step(micro_batch: MicroBatch) -> tuple[Tensor, Tensor, MicroBatch]:
+    return micro_batch.behaviour_logprobs - 0.1, torch.zeros_like(micro_batch.behaviour_logprobs), micro_batch
+
+
 def test_kl_in_the_loss_adds_its_gradient_and_weight_to_every_token() -> None:
     made = trajectories()
     learner = {"advantage": "dr_grpo", "loss": "reinforce", "correction": "none"}
