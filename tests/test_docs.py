@@ -36,6 +36,14 @@ def test_every_file_that_a_document_names_is_there() -> None:
     assert missing == set()
 
 
+def test_every_test_that_a_document_names_is_there() -> None:
+    named = {
+        pair for page in _documents() for pair in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text("utf-8"))
+    }
+    assert len(named) > 15
+    assert {(file, name) for file, name in named if f"def {name}(" not in (_ROOT / file).read_text("utf-8")} == set()
+
+
 def test_every_link_of_a_document_leads_to_a_file_and_a_heading() -> None:
     dead = {
         f"{document.relative_to(_ROOT)}: {name}#{heading}"

@@ -39,6 +39,7 @@ from learner.run.checks.user_code import check_user_code
 from learner.run.copied_start import start_with_copies
 from learner.run.start import RunStart, plan_start
 from protocol.errors import SettingsError
+from protocol.settings.data import entries_of
 from protocol.settings.effects import describe_surprises
 from protocol.settings.loader import describe_settings, load_saved_settings
 from protocol.settings.settings import Settings
@@ -91,7 +92,8 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
     held_out = check_held_out(settings, model)
     settings = resolve_rows(settings, model, max(held_out, train.longest if train is not None else 0))
     check_disk(start.folder, settings, read_sizes(settings, model))
-    data_notices = (train and train.notice, train and notice_small_epoch(settings, len(train.index)), demonstrations)
+    of_epochs = (notice_small_epoch(settings, len(train.index)), notice_mixture(settings, train)) if train else ()
+    data_notices = (train and train.notice, *of_epochs, demonstrations)
     notices = (start.notice, notice_changes(settings, start), *data_notices, *describe_surprises(settings))
     return CheckedRun(settings, model, start, train, [notice for notice in notices if notice])
 
@@ -106,6 +108,20 @@ def notice_small_epoch(settings: Settings, num_prompts: int) -> str | None:
         f"learner.groups_per_step = {groups} is more than the {num_prompts} rows of data.train: a step takes "
         f"{epochs:.3g} epochs. Lower it, or give more rows."
     )
+
+
+def notice_mixture(settings: Settings, train: TrainPrompts) -> str | None:
+    """Return a notice with the rows that a run takes from each weighted entry, and how often; None without weights."""
+    num_taken, weights = settings.run.max_steps * settings.learner.groups_per_step, settings.data.weights()
+    if weights is None or not num_taken:
+        return None
+    rows_by_entry, names = train.index.rows_by_entry, [entry.path for entry in entries_of(settings.data.train)]
+    total, parts = sum(weights), []
+    for name, num_rows, weight in zip(names, rows_by_entry, weights, strict=True):
+        taken = num_taken * weight / total
+        repeated = f", each {taken / num_rows:.1f} times" if taken > num_rows else ""
+        parts.append(f"about {taken:.0f} from the {num_rows} of {name}{repeated}")
+    return f"By the weights of data.train, the run takes {num_taken} rows: {'; '.join(parts)}."
 
 
 def resolve_context(settings: Settings, model: Path) -> Settings:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from learner.checkpoint.manifest import Checkpoint
+from learner.data.prompt_reading import read_prompts
 from learner.ledger.ledger import Ledger, terms_of
 from learner.run.checks.preflight import (
     check_engine_args,
@@ -15,9 +16,11 @@ from learner.run.checks.preflight import (
     check_same_files,
     check_same_objective,
     notice_changes,
+    notice_mixture,
     notice_small_epoch,
     resolve_context,
 )
+from learner.run.checks.prompt_checks import TrainPrompts
 from learner.run.start import RunStart
 from protocol.errors import SettingsError
 from protocol.settings.loader import save_settings
@@ -48,6 +51,24 @@ def test_step_of_several_epochs_is_reported() -> None:
     of_200 = Settings.model_validate({"learner": {"groups_per_step": 200}, "run": {"max_steps": 3}})
     assert notice_small_epoch(of_200, 200) is None
     assert "more than the 50 rows of data.train: a step takes 4 epochs." in str(notice_small_epoch(of_200, 50))
+
+
+def test_mixture_says_how_many_rows_it_takes_of_each_entry_and_how_often(tmp_path: Path) -> None:
+    for name, num_rows in (("small", 3), ("large", 100)):
+        (tmp_path / f"{name}.jsonl").write_text('{"prompt": "p", "label": "l"}\n' * num_rows)
+    entries = [
+        {"path": str(tmp_path / f"{name}.jsonl"), "weight": weight} for name, weight in (("small", 1), ("large", 3))
+    ]
+    given = {"data": {"train": entries}, "learner": {"groups_per_step": 4}, "run": {"max_steps": 10}}
+    settings = Settings.model_validate(given)
+    index, _ = read_prompts(settings.data.train, settings.data)
+    train = TrainPrompts(index, (), None, 0)
+    assert notice_mixture(settings, train) == (
+        "By the weights of data.train, the run takes 40 rows: about 10 from the 3 of "
+        f"{tmp_path}/small.jsonl, each 3.3 times; about 30 from the 100 of {tmp_path}/large.jsonl."
+    )
+    plain = Settings.model_validate(given | {"data": {"train": [entry["path"] for entry in entries]}})
+    assert notice_mixture(plain, train) is None
 
 
 def test_any_bias_passes_where_the_model_does_not_tell_its_tokens(tmp_path: Path) -> None:
