@@ -62,6 +62,12 @@ def score_tokens(
     return scores[:, 0], scores[:, 1].detach()
 
 
+def token_logits(module: TrainedModule, micro_batch: MicroBatch) -> Tensor:
+    """Return the logits before each model token, [K, V] in the model's type. The micro-batch is on the device."""
+    logits: Tensor = _forward(module, micro_batch).logits[0]
+    return logits
+
+
 def add_gradient(
     module: TrainedModule,
     micro_batches: Sequence[MicroBatch],
@@ -129,12 +135,15 @@ def add_sums(totals: Sums, sums: Sums) -> None:
         totals[key] = new if old is None else torch.maximum(old, new) if key.startswith("max_") else old + new
 
 
-def _forward(module: TrainedModule, micro_batch: MicroBatch, temperature: float, *, with_entropy: bool) -> Any:
+def _forward(
+    module: TrainedModule, micro_batch: MicroBatch, temperature: float | None = None, *, with_entropy: bool = False
+) -> Any:
+    """Return the model's output. temperature: None: with logits in place of logprobs."""
     return module(
         input_ids=micro_batch.tokens,
         position_ids=micro_batch.position_ids,
         logits_to_keep=micro_batch.predict_at,
         segments=Segments(micro_batch.lengths, micro_batch.tokens.device),
-        scoring=Scoring(micro_batch.targets, temperature, with_entropy),
+        scoring=None if temperature is None else Scoring(micro_batch.targets, temperature, with_entropy),
         use_cache=False,
     )

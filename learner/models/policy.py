@@ -4,7 +4,7 @@ Methods that change or gather weights are collective: every rank calls them in t
 Shapes: K model tokens of a micro-batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learner.models.gradient import LossFunction, StepResult, add_gradient, score_tokens
+from learner.models.gradient import LossFunction, StepResult, Sums, accumulate, add_gradient, score_tokens, token_logits
 from learner.models.micro_batch import MicroBatch
 from learner.models.model_loading import load_model, router_loss_of
 from learner.models.read_back import WrittenFiles
@@ -78,6 +78,30 @@ class PolicyEngine(TrainedModel):
         """
         temperature = temperature or self._settings.temperature
         return score_tokens(self._engine, micro_batch.to(self.device), temperature, with_entropy=False)[0]
+
+    @torch.no_grad()
+    def logits(self, micro_batch: MicroBatch) -> Tensor:
+        """Return the logits before each model token, [K, V]. Collective in ZeRO 3."""
+        return token_logits(self._engine, micro_batch.to(self.device))
+
+    def step_of_logits(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        teacher: Callable[[MicroBatch], Tensor],
+        loss_function: Callable[[Tensor, Tensor, MicroBatch], tuple[Tensor, Sums]],
+        global_weight: float,
+    ) -> StepResult:
+        """Return the outcome of one optimizer step; the loss is of the policy's and the teacher's logits [K, V].
+
+        teacher: logits of a micro-batch. All logits of a micro-batch exist at once.
+        """
+
+        def loss_of(micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
+            taught = teacher(micro_batch)
+            return loss_function(token_logits(self._engine, micro_batch), taught, micro_batch)
+
+        sums = accumulate(self._engine, micro_batches, loss_of, self._world_size / global_weight)
+        return self.update(sums, global_weight)
 
     def export_hf(self, folder: Path) -> WrittenFiles:
         """Write the policy as a Hugging Face model folder (safetensors, config, tokenizer files) from rank 0.

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from learner.models.gradient import score_tokens
+from learner.models.gradient import score_tokens, token_logits
 from learner.models.micro_batch import MicroBatch
 from learner.models.model_loading import load_model
 from learner.models.policy import PolicyEngine
@@ -60,6 +60,11 @@ class ReferenceModel(TrainedModel):
         """
         batch = micro_batch.to(self.device)
         return score_tokens(self._engine, batch, self._settings.temperature, with_entropy=False)[0]
+
+    @torch.no_grad()
+    def logits(self, micro_batch: MicroBatch) -> Tensor:
+        """Return the logits before each model token, [K, V]. Inside `in_use`. Collective in ZeRO 3."""
+        return token_logits(self._engine, micro_batch.to(self.device))
 
     @torch.no_grad()
     def refresh(self, policy: PolicyEngine) -> None:

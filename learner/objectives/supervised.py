@@ -33,7 +33,7 @@ class Supervised:
         """Arguments: as of `HeldOut`."""
         self._policy = roles.policy
         self._num_epochs = settings.learner.num_epochs
-        self._held_out = HeldOut(roles, settings, model, lambda _: weighted_nll, _mean_per_token, reduce)
+        self._held_out = HeldOut(roles, settings, model, lambda _: self._held_out_loss, _mean_per_token, reduce)
 
     def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
         """Take one step and return its outcome. Collective. Arguments: as `PolicyGradient.take_step`."""
@@ -45,12 +45,18 @@ class Supervised:
 
         plan = plan_updates(batch, trajectories, policy_version, weigh, is_trained)
         results = [
-            self._policy.step(part, weighted_nll, update.divisor, with_entropy=False)
+            self._update(part, update.divisor)
             for _ in range(self._num_epochs)
             for update, part in plan.split(plan.micro_batches)
         ]
         held_out |= self._held_out.after(batch.step)
         return outcome_of(results, sum(update.num_model_tokens for update in plan.updates), held_out)
+
+    def _update(self, micro_batches: Sequence[MicroBatch], divisor: float) -> StepResult:
+        return self._policy.step(micro_batches, weighted_nll, divisor, with_entropy=False)
+
+    def _held_out_loss(self, logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
+        return weighted_nll(logprobs, entropies, micro_batch)
 
 
 def outcome_of(results: Sequence[StepResult], num_trained_tokens: int, others: Mapping[str, float]) -> StepOutcome:

@@ -96,7 +96,8 @@ def rank_memory(settings: Settings, sizes: Sizes, bucket_bytes: int = 0, *, on_g
     if not is_trained(settings):
         weights = (policy.parameters + policy.adapters) * BYTES[dtype]
         return Memory(weights // (learner.num_ranks if stage == 3 else 1)) + push
-    in_pass = activation_bytes(policy, settings) + _head_bytes(policy, on_gpus)
+    of_head = _logits_bytes(policy, settings) if settings.objective == "distill" else _head_bytes(policy, on_gpus)
+    in_pass = activation_bytes(policy, settings) + of_head
     total = trained_memory(policy, dtype, stage, learner.num_ranks, learner.offload, in_pass) + push
     if needs_critic(settings):
         critic, (asked, offload) = sizes.critic or _without_adapters(policy), critic_zero(settings)
@@ -186,6 +187,12 @@ def _head_bytes(size: ModelSize, on_gpus: bool) -> int:
     return 12 * _CHUNK_NUMBERS[on_gpus] + _FLOAT32 * _CHUNK_ROWS * size.hidden_size if size.hidden_size else 0
 
 
+def _logits_bytes(size: ModelSize, settings: Settings) -> int:
+    """Return the bytes of all logits of student and teacher, and of their divergence: measured as at most 49 each."""
+    vocab_size = size.largest_weight // size.hidden_size if size.hidden_size else 0
+    return 49 * vocab_size * _tokens(settings)
+
+
 def _check_bytes(size: ModelSize) -> int:
     """Return the memory of the start's check: a model's first layer twice in float32, and three embeddings."""
     if not size.num_layers:
@@ -201,14 +208,18 @@ def activation_bytes(size: ModelSize, settings: Settings) -> int:
     With gradient checkpointing: each layer's input, and one layer's activations.
     """
     learner, width = settings.learner, BYTES[settings.policy.dtype]
-    # A longer trajectory is a micro-batch of its own.
-    tokens = max(learner.micro_batch_tokens, settings.rollout.max_context_tokens)
+    tokens = _tokens(settings)
     # Two norms keep their input in float32.
     in_layer = size.kept_in_layer * width + 2 * size.hidden_size * (_FLOAT32 - width)
     between = size.hidden_size * width
     if learner.gradient_checkpointing:
         return tokens * (size.num_layers * between + in_layer)
     return tokens * size.num_layers * in_layer
+
+
+def _tokens(settings: Settings) -> int:
+    """Return the tokens of the largest micro-batch. A longer trajectory is one of its own."""
+    return max(settings.learner.micro_batch_tokens, settings.rollout.max_context_tokens)
 
 
 def _without_adapters(size: ModelSize) -> ModelSize:

@@ -20,6 +20,7 @@ NEEDS = {
     "sft": Needs(prompts=True, rollouts=False),  # objectives/supervised.py, on the rows of data.train
     "dpo": Needs(prompts=True, rollouts=False),  # objectives/preference.py, on the rows of data.train
     "kto": Needs(prompts=True, rollouts=False),  # objectives/kto.py, on the rows of data.train
+    "distill": Needs(prompts=True, rollouts=False),  # objectives/distill.py, on the rows of data.train
     "reward_model": Needs(prompts=True, rollouts=False),  # objectives/reward_model.py, on the rows of data.train
     "policy_gradient": Needs(prompts=True, rollouts=True),  # objectives/policy_gradient.py
     "evaluation": Needs(prompts=False, rollouts=True),  # samples and scores held-out prompts, trains nothing
@@ -45,6 +46,7 @@ def needs_critic(settings: Settings) -> bool:
 def needs_reference(settings: Settings) -> bool:
     """Return whether a step compares the policy with a reference."""
     is_compared = settings.objective in ("dpo", "kto") and settings.preference.has_reference
+    is_compared |= settings.objective == "distill"
     return is_trained(settings) and (settings.kl.coefficient > 0.0 or is_compared)
 
 

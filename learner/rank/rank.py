@@ -13,6 +13,7 @@ from learner.checkpoint.sealed_files import Report
 from learner.models.parked import ParkedModels
 from learner.models.roles import Roles
 from learner.models.world import own_device, reduce_max, reduce_tensor
+from learner.objectives.distill import Distillation
 from learner.objectives.kto import Kto
 from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
 from learner.objectives.preference import Preference
@@ -193,6 +194,8 @@ def _objective_of(settings: Settings, roles: Roles, model: Path) -> Objective:
             return Preference(roles, settings, model, reduce_tensor)
         case "kto":
             return Kto(roles, settings, model, reduce_tensor)
+        case "distill":
+            return Distillation(roles, settings, model, reduce_tensor)
         case "reward_model":
             return RewardModelling(roles, settings, model, reduce_tensor)
     return PolicyGradient(roles, settings, reduce_tensor)

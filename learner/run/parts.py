@@ -17,6 +17,7 @@ def describe_parts(settings: Settings, cluster: ClusterState | None) -> list[str
             "sft": "supervised fine-tuning",
             "dpo": f"preference learning (loss {settings.preference.loss})",
             "kto": "preference learning from single answers (KTO)",
+            "distill": f"distillation of {settings.reference.model}",
             "reward_model": "reward model from pairs",
         }
         return [f"Model {settings.policy.model}; {what[settings.objective]} on data.train, without rollout servers."]

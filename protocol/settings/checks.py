@@ -46,6 +46,7 @@ OF_ROWS: dict[str, dict[str, dict[str, Any]]] = {
     "sft": {"data": {"form": "demonstrations"}, "rollout": {"group_size": 1}},
     "dpo": {"data": {"form": "preferences"}, "rollout": {"group_size": 2}},
     "kto": {"data": {"form": "unpaired"}, "rollout": {"group_size": 2}},
+    "distill": {"data": {"form": "demonstrations"}, "rollout": {"group_size": 1}},
     "reward_model": {"data": {"form": "reward_pairs"}, "rollout": {"group_size": 2}},
 }
 
@@ -83,6 +84,8 @@ def _in_objective(settings: "Settings") -> Iterator[str]:
     below = OF_ROWS.get(settings.objective, {"data": {"form": "prompts"}, "rollout": {"group_size": 0}})
     if settings.data.form != below["data"]["form"]:
         yield f"data.form = {settings.data.form} does not fit objective = {settings.objective}. Remove data.form."
+    if settings.objective == "distill" and not settings.reference.model:
+        yield "objective = distill has no teacher. Set reference.model to a model with the policy's tokenizer."
     without_use = {
         "policy.warm_start.data": settings.policy.warm_start.data,
         "data.curriculum": settings.data.curriculum.is_on,

@@ -52,7 +52,7 @@ _USES = (
         "the objective learns from whole rows and generates and scores nothing. Remove it.",
     ),
     _Use(
-        lambda settings: settings.kl.coefficient > 0.0 or settings.objective in ("dpo", "kto"),
+        lambda settings: settings.kl.coefficient > 0.0 or settings.objective in ("dpo", "kto", "distill"),
         ("reference",),
         "kl.coefficient is 0, and the reference is of the KL alone. Set kl.coefficient, such as 0.001, or remove it.",
     ),
@@ -85,6 +85,21 @@ _USES = (
         lambda settings: settings.objective != "reward_model",
         ("policy.lora.rank", "learner.router_aux_loss"),
         "objective = reward_model trains all weights, by the loss of pairs alone. Remove it.",
+    ),
+    _Use(
+        lambda settings: settings.objective == "distill",
+        ("distill",),
+        "objective is not distill. Set it, or remove this setting.",
+    ),
+    _Use(
+        lambda settings: settings.objective != "distill",
+        ("learner.router_aux_loss",),
+        "objective = distill has the loss of the teacher's distributions alone. Remove it.",
+    ),
+    _Use(
+        lambda settings: not settings.is_of_rows,
+        ("reference.refresh_every_steps",),
+        "objectives of rows keep their first reference. Remove it.",
     ),
     _Use(
         lambda settings: settings.objective == "kto",

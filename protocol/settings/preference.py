@@ -1,4 +1,4 @@
-"""Settings of learning from compared answers: objective = dpo, kto and reward_model."""
+"""Settings of learning from compared answers, objective = dpo, kto and reward_model, and from a teacher, distill."""
 
 from typing import Literal
 
@@ -35,3 +35,13 @@ class PreferenceSettings(Section):
     def has_reference(self) -> bool:
         """Return whether logprobs are compared with those of a reference model."""
         return self.loss not in ("simpo", "orpo")
+
+
+class DistillSettings(Section):
+    """The divergence from the teacher, which is reference.model: learner/objectives/distill.py has the formula."""
+
+    beta: float = Field(
+        0.5, ge=0.0, le=1.0, description="0: KL(teacher, student); 1: KL(student, teacher); between: Jensen-Shannon."
+    )
+    temperature: PositiveFloat = Field(1.0, description="Temperature of both distributions.")
+    nll_coefficient: NonNegativeFloat = Field(0.0, description="Weight of the rows' own mean negative logprob.")

@@ -14,7 +14,7 @@ from protocol.settings.evaluation import EvalSettings, FilterSettings, HealthSet
 from protocol.settings.learner import KlSettings, LearnerSettings, LossSettings, over_recipe
 from protocol.settings.placement import PlacementSettings
 from protocol.settings.policy import CriticSettings, PolicySection, ReferenceSettings
-from protocol.settings.preference import PreferenceSettings
+from protocol.settings.preference import DistillSettings, PreferenceSettings
 from protocol.settings.rewards import RetrieverSettings, RewardsSettings
 from protocol.settings.rollout import AgentsSettings, RolloutSettings, SamplingSettings
 from protocol.settings.run import ReportSettings, RunSettings, WeightsSettings
@@ -28,11 +28,11 @@ IS_SAVED = "is_saved"
 class Settings(Section):
     """All settings of a run."""
 
-    objective: Literal["policy_gradient", "sft", "dpo", "kto", "reward_model"] = Field(
+    objective: Literal["policy_gradient", "sft", "dpo", "kto", "distill", "reward_model"] = Field(
         "policy_gradient",
         description="policy_gradient: RL. Without servers, on rows of data.train: sft, supervised fine-tuning or "
         "pretraining; dpo, DPO and its relatives on pairs of answers; kto, on single answers with a label; "
-        "reward_model, a reward model from pairs.",
+        "distill, a teacher's distributions on demonstrations; reward_model, a reward model from pairs.",
     )
     run: RunSettings = RunSettings()  # name, seed, length and folder
     policy: PolicySection = PolicySection()  # model, warm start and adapters
@@ -48,8 +48,9 @@ class Settings(Section):
     loss: LossSettings = LossSettings()  # reduction of token losses
     kl: KlSettings = KlSettings()  # KL to a reference model
     critic: CriticSettings = CriticSettings()  # value model for advantages
-    reference: ReferenceSettings = ReferenceSettings()  # model of the KL, of DPO and of KTO
+    reference: ReferenceSettings = ReferenceSettings()  # model of the KL, of DPO and of KTO; the teacher
     preference: PreferenceSettings = PreferenceSettings()  # loss of compared answers: dpo, kto, reward_model
+    distill: DistillSettings = DistillSettings()  # divergence from a teacher, for objective = distill
     weights: WeightsSettings = WeightsSettings()  # transport and checks of weight pushes
     placement: PlacementSettings = PlacementSettings()  # nodes and GPUs of ranks and servers
     eval: EvalSettings = EvalSettings()  # held-out scores while training

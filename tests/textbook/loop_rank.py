@@ -44,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "rewards": {"clip": None},
     },
 }
-ROWS = {name: {"objective": name} for name in ("sft", "dpo", "kto")}
+ROWS = {name: {"objective": name} for name in ("sft", "dpo", "kto", "distill")}
 # All at once: filter, critic, two mini-batches times two epochs, adaptive KL in the reward, adapters.
 SETTINGS["together"] = {
     **SETTINGS["ppo"],
@@ -53,7 +53,8 @@ SETTINGS["together"] = {
     "filter": {"dynamic_sampling": True},
 }
 # ZeRO stages in which two ranks repeat an objective on rows.
-STAGES = {"sft": (3,), "dpo": (0, 1, 2, 3), "kto": (3,)}
+STAGES = {"sft": (3,), "dpo": (0, 1, 2, 3), "kto": (3,), "distill": (0, 3)}
+_OF_ONE = ("sft", "distill")  # a group is one answer
 COMMON: dict[str, dict[str, Any]] = {
     "run": {"max_steps": 50},
     "policy": {"dtype": "float32"},
@@ -64,9 +65,11 @@ COMMON: dict[str, dict[str, Any]] = {
 
 def settings_of(model: Path, name: str, **changes: dict[str, Any]) -> Settings:
     given: dict[str, Any] = {"policy": {"model": str(model)}, **ROWS.get(name, {})}
-    for layer in (COMMON, SETTINGS.get(name, {"rollout": {"group_size": 1 if name == "sft" else 2}}), changes):
+    for layer in (COMMON, SETTINGS.get(name, {"rollout": {"group_size": 1 if name in _OF_ONE else 2}}), changes):
         for section, values in layer.items():
             given[section] = given.get(section, {}) | values
+    if name == "distill":
+        given["reference"] = {"model": str(model.with_name("teacher"))}
     given["learner"]["num_ranks"] = dist.get_world_size()
     return Settings.model_validate(given)
 
@@ -83,7 +86,7 @@ def make_rows(rng: np.random.Generator, name: str) -> list[list[Answer]]:
         is_better = name != "kto" or first.reward > 0.5
         rewards = (1.0 if is_better else -1.0, 0.0 if name == "kto" else -1.0)
         pair = [replace(each, reward=reward) for each, reward in zip((first, second), rewards, strict=True)]
-        made.append(pair[:1] if name == "sft" else pair)
+        made.append(pair[:1] if name in _OF_ONE else pair)
     return made
 
 
@@ -220,6 +223,7 @@ def few_steps(model: Path, name: str, zero_stage: int, micro_batch_tokens: int =
 
 def on_one_rank(folder: Path, num_steps: int) -> dict[str, Any]:
     model = make_tiny_model(folder / "model", tied=True, hidden_size=32, num_layers=1)
+    make_tiny_model(folder / "teacher", tied=False, hidden_size=64, num_layers=1, vocab_size=VOCAB + 8, seed=1)
     several = {"learner": {"num_mini_batches": 2, "num_epochs": 2}, "policy": {"old_logprobs": "recompute"}}
     return {
         "textbook": {

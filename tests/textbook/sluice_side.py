@@ -25,7 +25,8 @@ class SluiceSide:
 
     def __init__(self, settings: Settings, model: Path) -> None:
         self.settings = settings
-        self.roles = load_roles(settings, {"policy.model": model}, None, lambda phase: None)
+        named = {"reference.model": Path(settings.reference.model)} if settings.reference.model else {}
+        self.roles = load_roles(settings, {"policy.model": model, **named}, None, lambda phase: None)
         self.metrics: list[dict[str, float]] = []  # of each step
         self._objective = _objective_of(settings, self.roles, model)
 

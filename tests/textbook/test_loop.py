@@ -82,7 +82,7 @@ def test_two_ranks_with_zero_3_have_its_weights_but_for_rounding(found: dict[str
 
 
 def test_rows_give_two_ranks_the_weights_of_one_in_each_zero_stage(found: dict[str, Any]) -> None:
-    assert len(found["two_ranks"]["rows"]) == 6
+    assert len(found["two_ranks"]["rows"]) == 8
     far = {}
     for name, two in found["two_ranks"]["rows"].items():
         one = _without_rounding_alone(found["rows"][name.partition(",")[0]])
