@@ -9,7 +9,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--config", help="settings file, as of sluice run")
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON object, last of all")
     options, settings = parser.parse_known_args(arguments)
-    name = options.name or f"evaluate-{_plain(Path(options.model).name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = options.name or f"evaluate-{plain_name(Path(options.model).name)}-{time.strftime('%Y%m%d-%H%M%S')}"
     of_config = ["--config", options.config] if options.config is not None else []
     if status := run([*of_config, *settings, *options_of(options, name)]):
         return status
@@ -62,28 +62,39 @@ def options_of(options: argparse.Namespace, name: str) -> list[str]:
     """Return the settings of `sluice run` for a run that only evaluates."""
     sets = [_parse_set(given, number) for number, given in enumerate(options.sets)]
     has_main = sets[0][0] == MAIN_SET
-    given = {
+    given = without_steps(options) | {
         "run.name": name,
         "run.dir": options.dir,
+        "run.resume": "never",
+        "data.eval": sets[0][1] if has_main else "null",
+        "eval.sets": json.dumps([{"name": set_name, "data": file} for set_name, file in sets[has_main:]]),
+    }
+    return as_options(given)
+
+
+def without_steps(options: argparse.Namespace) -> dict[str, str]:
+    """Return the settings of a run that trains and saves nothing, and evaluates once."""
+    return {
         "objective": "policy_gradient",
         "run.max_steps": "0",
         "run.max_epochs": "null",
-        "run.resume": "never",
-        "policy.model": _model_of(options.model),
+        "policy.model": model_of(options.model),
         "policy.warm_start.data": "null",
         "data.train": "",
-        "data.eval": sets[0][1] if has_main else "null",
         "eval.before": "true",
         "eval.every_steps": "1",
         "eval.best": "null",
         "eval.samples": str(options.samples),
         "eval.num_prompts": str(options.num_prompts),
-        "eval.sets": json.dumps([{"name": set_name, "data": file} for set_name, file in sets[has_main:]]),
     }
-    return [part for key, value in given.items() for part in (f"--{key}", value)]
 
 
-def _model_of(given: str) -> str:
+def as_options(settings: Mapping[str, str]) -> list[str]:
+    """Return settings as options of `sluice run`."""
+    return [part for key, value in settings.items() for part in (f"--{key}", value)]
+
+
+def model_of(given: str) -> str:
     """Return the model that an argument names; of a run's folder, the model of its newest checkpoint."""
     newest = Path(given).expanduser() / "checkpoints" / "latest" / "model"
     return str(newest) if newest.is_dir() else given
@@ -94,10 +105,10 @@ def _parse_set(given: str, number: int) -> tuple[str, str]:
     name, equals, file = given.partition("=")
     if equals and "/" not in name:  # a path may hold = itself
         return name, file
-    return (_plain(Path(given).stem) if number else MAIN_SET), given
+    return (plain_name(Path(given).stem) if number else MAIN_SET), given
 
 
-def _plain(text: str) -> str:
+def plain_name(text: str) -> str:
     """Return text as a valid name of a run or a set."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", text).lstrip("-_.")[:60] or "model"
 

@@ -36,8 +36,7 @@ def begin_start(
     of_environment = _digests(user_files(settings.rollout.environment))
     learner = settings.learner
     code = of_environment | _digests(user_files("", learner.advantage, learner.loss, learner.correction))
-    sampled_by = _sampled_by(settings, [sets, of_environment])
-    earlier = ledger.begin_rewards(source, sampled_by, from_step, incarnation)
+    earlier = ledger.begin_rewards(source, sampled_by(settings, sets), from_step, incarnation)
     since, changed = ledger.begin_sets(sets, from_step)
     notices = []
     if earlier is not None:
@@ -64,9 +63,10 @@ def _digests(files: Sequence[Path]) -> dict[str, str]:
     return {str(path): sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _sampled_by(settings: Settings, others: Sequence[dict[str, str]]) -> str:
+def sampled_by(settings: Settings, *others: object) -> str:
     """Return a hash of what decides a sample besides weights and prompt: samples of other starts may not count."""
     rollout = settings.rollout.model_dump(mode="json", exclude=_OF_SERVERS)
     sections = (settings.sampling, settings.tools, settings.agents, settings.retriever)
     given = [rollout, settings.rewards.credit, *(section.model_dump(mode="json") for section in sections), *others]
+    given.append(_digests(user_files(settings.rollout.environment)))
     return sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()

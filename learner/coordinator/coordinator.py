@@ -29,6 +29,7 @@ from learner.coordinator.groups.kept_turns import KeptTurns
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.groups.prompt_source import PromptSource
 from learner.coordinator.groups.score_filter import ScoreFilter
+from learner.coordinator.groups.written_answers import WrittenAnswers
 from learner.coordinator.leases import LeaseRecall, Leases, OverdueLimit
 from learner.coordinator.servers import Servers
 from learner.coordinator.steps.current_step import CurrentStep
@@ -64,10 +65,12 @@ class Coordinator:
         copies: LedgerCopies | None = None,
         vocab_size: int | None = None,
         encoder: RowEncoder | None = None,
+        answers: WrittenAnswers | None = None,
     ) -> None:
         """last_step: the step of the checkpoint that the run resumes from, 0 for a new run.
 
         copies: copies of this ledger; by default each is made at once, which blocks.
+        answers: of a run that writes them in place of scores.
         encoder: of the rows that are learnt without generating; None: servers make the samples.
         vocab_size: the policy's; trajectories with other tokens are refused. None: any token is accepted.
         """
@@ -77,8 +80,7 @@ class Coordinator:
         self.incarnation = ledger.begin_incarnation(policy_version)
         ledger.begin_terms(last_step + 1, terms_of(settings))
         changes = begin_start(ledger, settings, held_out, last_step + 1, self.incarnation)
-        self._notices = changes.notices
-        self._record = record
+        self._notices, self._record = changes.notices, record
         accounts = Accounts(ledger, Mailbox(run_id, self.incarnation))
         self._ledger, self._mailbox, self._counts = ledger, accounts.mailbox, accounts.counts
         self._streaks = accounts.streaks
@@ -86,8 +88,9 @@ class Coordinator:
         self._servers = Servers()
         self._source = source = PromptSource(train, settings, ledger, last_step)
         self._groups = groups = OpenGroups(source, window, accounts)
-        evals, since = settings.eval, changes.comparable_since
-        self._evaluations = Evaluations(held_out, groups.open_evaluation, record.decoder, evals.solved_at, since)
+        solved_at, since = settings.eval.solved_at, changes.comparable_since
+        scores = Evaluations(held_out, groups.open_evaluation, record.decoder, solved_at, since)
+        self._evaluations = scores if answers is None else answers.attached_to(groups)
         groups.on_closed.append(self._evaluations.on_closed)
         _attach_features(settings, source, groups, accounts)
         self._turns = KeptTurns(groups, window, accounts, settings.rollout.max_context_tokens, vocab_size)
@@ -95,9 +98,7 @@ class Coordinator:
         self._leases = Leases(groups, self._servers, overdue, accounts, settings.run.seed, vocab_size, self._turns)
         self._rows = None if encoder is None else BornReady(groups, source, encoder, accounts)
         self._recall = LeaseRecall(groups, self._leases, self._servers, overdue, accounts)
-        every = 0 if settings.is_of_rows else evals.every_steps  # ranks score held-out rows
-        schedule = EvaluationSchedule(every, settings.run.max_steps, evals.pin, evals.before)
-        lines = StepLines(record, self._evaluations, schedule, ledger, last_step, policy_version)
+        lines = StepLines(record, self._evaluations, _schedule_of(settings), ledger, last_step, policy_version)
         self._steps = CurrentStep(settings, groups, window, lines, accounts, last_step, policy_version)
         self._give_up_reason: str | None = None
         self._pinged_at, self._is_copying = float("-inf"), False
@@ -275,6 +276,12 @@ class Coordinator:
             # A repeated request: a disk may need minutes for a ledger of many gigabytes.
             if not is_new and self._copies.is_making:
                 self._mailbox.put_off(peer, message.request, f"the ledger is being copied to {path}")
+
+
+def _schedule_of(settings: Settings) -> EvaluationSchedule:
+    evals = settings.eval
+    every = 0 if settings.is_of_rows else evals.every_steps  # ranks score held-out rows
+    return EvaluationSchedule(every, settings.run.max_steps, evals.pin, evals.before)
 
 
 def _attach_features(settings: Settings, source: PromptSource, groups: OpenGroups, accounts: Accounts) -> None:

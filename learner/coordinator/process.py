@@ -1,19 +1,24 @@
 """The coordinator's process, a Ray actor: builds the coordinator from a run's settings and runs its loop."""
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
+from learner.coordinator.changes import sampled_by
 from learner.coordinator.coordinator import Coordinator
 from learner.coordinator.groups.eval_scores import HeldOutSet
 from learner.coordinator.groups.prompt_source import claim_prompts
+from learner.coordinator.groups.written_answers import WrittenAnswers
 from learner.coordinator.loop import CoordinatorLoop
 from learner.coordinator.steps.record import RunRecord
+from learner.data.answers import Origin
 from learner.data.prompt_reading import RowName
 from learner.data.prompt_set import load_prompts, open_prompts
+from learner.data.prompts import Prompt
 from learner.data.sft_rows import RowEncoder
 from learner.data.text_decoder import TextDecoder
-from learner.disk.model_folder import read_vocab_size
+from learner.disk.model_folder import read_vocab_size, weights_digest
 from learner.disk.run_folder import LEDGER, TRAIN_INDEX, read_skipped
 from learner.ledger.ledger import Ledger
 from learner.ledger.snapshots import LedgerCopies, run_in_thread
@@ -59,22 +64,24 @@ class CoordinatorProcess:
         claim_prompts(self._ledger, settings, train)
         self._copies = LedgerCopies(self._ledger.begin_copy, run_in_thread)
         channel = RouterChannel(self._host, keys.coordinator, allowed=[keys.peer.public])
+        held_out, decoder = _held_out_sets(settings), TextDecoder(self._model)
         coordinator = Coordinator(
             settings,
             self._run_id,
             self._ledger,
             train=train,
-            held_out=_held_out_sets(settings),
+            held_out=held_out,
             record=RunRecord(
                 folder,
                 settings.report.samples_per_step,
-                TextDecoder(self._model),
+                decoder,
                 max(1, settings.run.max_steps // _NUM_GROUPS),
             ),
             last_step=self._last_step,
             copies=self._copies,
             vocab_size=None if self._model is None else read_vocab_size(self._model),
             encoder=_encoder(settings, self._model),
+            answers=_answers(settings, held_out, decoder, self._model),
         )
         self._loop = CoordinatorLoop(coordinator, channel)
         self._loop.start()
@@ -119,12 +126,26 @@ def _encoder(settings: Settings, model: Path | None) -> RowEncoder | None:
     return RowEncoder(model, settings.data.form, trust_remote_code=settings.policy.trust_remote_code)
 
 
+def _answers(
+    settings: Settings, held_out: Sequence[HeldOutSet], decoder: TextDecoder, model: Path | None
+) -> WrittenAnswers | None:
+    """Return the file of answers that the run writes in place of scores, or None."""
+    if settings.eval.answers is None or model is None:
+        return None
+    source = settings.rewards.reward_source(settings.rollout.environment)
+    origin = Origin(weights_digest(model), sampled_by(settings, source, settings.run.seed, held_out[0].num_samples))
+    return WrittenAnswers(Path(settings.eval.answers), origin, held_out[0], decoder)
+
+
 def _held_out_sets(settings: Settings) -> list[HeldOutSet]:
     """Return the sets of every evaluation, data.eval's first."""
     data, evaluation = settings.data, settings.eval
     sets = []
     if data.eval:
-        sets.append(HeldOutSet(load_prompts(data.eval, data)[: evaluation.num_prompts], evaluation.samples))
+        prompts: Sequence[Prompt] = load_prompts(data.eval, data)
+        if len(prompts) > evaluation.num_prompts:  # all of a large set stay in their file
+            prompts = prompts[: evaluation.num_prompts]
+        sets.append(HeldOutSet(prompts, evaluation.samples))
     for one in evaluation.sets:
         prompts = load_prompts(one.data, data)[: one.num_prompts or evaluation.num_prompts]
         sets.append(HeldOutSet(prompts, one.samples or evaluation.samples, one.name, one.temperature))

@@ -6,6 +6,7 @@ chosen, rejected: whole conversations                      the messages with whi
 conversations, chosen, rejected: one message each          conversations
 instruction, chosen, rejected [input, system, history]     instruction and input
 messages, rejected_response                                all but the last message, which is the chosen one
+chosen, rejected: input_ids and a mask each                tokens before the first learnt one
 """
 
 from typing import Any
@@ -32,7 +33,9 @@ def recognise_pair(row: dict[str, Any]) -> tuple[str, list[Content]]:
 
 
 def _of_columns(row: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-    """Return the form, and the row as two demonstrations: prompt and completion."""
+    """Return the form, and the row as two demonstrations: prompt and completion, or tokens."""
+    if all(isinstance(row[key], dict) and "input_ids" in row[key] for key in _ANSWERS):
+        return "input_ids in chosen + rejected", [row[key] for key in _ANSWERS]
     answers = [[each] if isinstance(each, dict) else each for each in (row[key] for key in _ANSWERS)]
     tools = {"tools": row["tools"]} if "tools" in row else {}
     if all(_is_conversation(answer) for answer in answers):

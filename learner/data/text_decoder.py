@@ -39,6 +39,11 @@ class TextDecoder:
             before, start = after, end
         return texts
 
+    def answer(self, tokens: Sequence[int], start: int) -> str:
+        """Return the text from `start` on, without a special token at its end."""
+        is_ended = self._tokenizer is not None and not self._tokenizer.decode([tokens[-1]], skip_special_tokens=True)
+        return self.texts(tokens, (start, len(tokens) - is_ended))[1]
+
     def _decode(self, tokens: Sequence[int]) -> str:
         if self._tokenizer is None:
             return "".join(f"{token} " for token in tokens)

@@ -10,7 +10,7 @@ The answer is the completion, or the last message of a conversation.
 
 from typing import Any
 
-from learner.data.sft_forms import BadRowError, Chat, Completion, Content, recognise
+from learner.data.sft_forms import BadRowError, Chat, Completion, Content, Tokens, recognise
 
 _LABELS = ("label", "kto_tag")
 _PAIRS = ("chosen", "rejected", "rejected_response", "rejected_messages")
@@ -30,7 +30,8 @@ def recognise_unpaired(row: dict[str, Any]) -> tuple[str, Content, bool]:
     form, is_desirable = f"{form} + {keys[0]} {'true' if label else 'false'}", bool(label)
     if isinstance(content, Chat):
         return form, _last_alone(content), is_desirable
-    if not isinstance(content, Completion) or not content.prompt:
+    is_of_tokens = isinstance(content, Tokens) and not content.weights[0]
+    if not is_of_tokens and not (isinstance(content, Completion) and content.prompt):
         raise BadRowError("does not say where the answer begins. Give prompt + completion, or messages")
     return form, content, is_desirable
 

@@ -354,6 +354,10 @@ def _in_rollout(settings: "Settings") -> Iterator[str]:
 def _in_evaluations(settings: "Settings") -> Iterator[str]:
     """Find evaluations without prompts, and a best evaluation without a checkpoint."""
     every, saved = settings.eval.every_steps, settings.learner.checkpoint_every_steps
+    if settings.eval.answers and (settings.run.max_steps or not settings.data.eval or settings.eval.sets):
+        yield (
+            f"eval.answers = {settings.eval.answers} is for a run of no steps on data.eval alone. Use sluice generate."
+        )
     if every and not settings.data.eval and not settings.eval.sets:
         yield (
             f"eval.every_steps = {every} needs held-out prompts. Set data.eval or eval.sets, or eval.every_steps to 0."

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from protocol.settings.paths import DataPath
+from protocol.settings.paths import DataPath, FilePath
 from protocol.settings.section import Count, CountAboveZero, Fraction, Section
 
 # Name of the set in data.eval.
@@ -32,6 +32,11 @@ class EvalSettings(Section):
         [], max_length=32, description="Further sets: name, data, num_prompts, samples, temperature."
     )
     solved_at: float = Field(1.0, description="pass@k: smallest reward of a sample that solves its prompt.")
+    answers: FilePath | None = Field(
+        None,
+        description="File that gets a JSON line for each prompt of data.eval with its eval.samples samples, in place "
+        "of scores and greedy samples. Its rows are not sampled again. sluice generate sets it.",
+    )
     pin: bool = Field(
         False, description="Steps wait for a running evaluation, so that one policy version gives all its answers."
     )

@@ -49,6 +49,10 @@ class FlowCluster:
         """
         return self._warm("learner.run", *options, timeout_s=timeout_s, environment=environment)
 
+    def command(self, module: str, *options: str, timeout_s: float = _RUN_S) -> "subprocess.CompletedProcess[str]":
+        """Return the finished command of a module, with its output as text."""
+        return self._warm(module, *options, timeout_s=timeout_s)
+
     def evaluate(self, *options: str) -> "subprocess.CompletedProcess[str]":
         """Return the finished `sluice eval OPTIONS`, with its output as text."""
         return self._warm("learner.evaluate", *options)
@@ -58,10 +62,13 @@ class FlowCluster:
         return self._warm("deploy.runs", *options)
 
     @contextmanager
-    def running(self, *options: str) -> Iterator["Run"]:
-        """Yield a run that has been started; one that is still there when the block ends is ended."""
+    def running(self, *options: str, module: str = "learner.run") -> Iterator["Run"]:
+        """Yield a run that has been started; one that is still there when the block ends is ended.
+
+        module: of the command.
+        """
         process = subprocess.Popen(
-            [sys.executable, "-m", "learner.run", *options],
+            [sys.executable, "-m", module, *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

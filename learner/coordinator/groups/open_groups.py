@@ -5,7 +5,7 @@ are leased again in the same way. Optional features listen; each is one file:
 
     on_ready     score_filter.py: may replace a whole group by another prompt
     on_failed    kept_turns.py: drops the sample's finished turns
-    on_closed    kept_turns.py, evaluations.py: the group's samples leave
+    on_closed    kept_turns.py, evaluations.py, written_answers.py: the group's samples leave
     on_assigned  score_filter.py, curriculum.py: their counts for the step's line of metrics
     on_wasted    the ledger: counts model tokens that are not trained
 """
@@ -88,8 +88,13 @@ class OpenGroups:
 
     def open_evaluation(self, groups: Sequence[Group]) -> None:
         """Open an evaluation's groups in place of the evaluation before it."""
-        self.evaluating = {group.name: group for group in groups}
-        self._to_lease["eval"] = deque(groups)
+        self.evaluating, self._to_lease["eval"] = {}, deque()
+        self.open_more(groups)
+
+    def open_more(self, groups: Sequence[Group]) -> None:
+        """Open further groups of an evaluation."""
+        self.evaluating |= {group.name: group for group in groups}
+        self._to_lease["eval"].extend(groups)
 
     def next_group(self, is_admitting: bool) -> Group | None:
         """Take the next group with missing samples: an evaluation's, a returned one, or that of a new prompt.

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from learner.coordinator.groups.evaluations import Evaluations, EvaluationSchedule
+from learner.coordinator.groups.written_answers import WrittenAnswers
 from learner.coordinator.steps.step_batch import StepBatch
 from learner.data.text_decoder import TextDecoder
 from learner.disk.run_folder import parse_metrics_line, with_present_names
@@ -152,7 +153,7 @@ class StepLines:
     def __init__(
         self,
         record: RunRecord,
-        evaluations: Evaluations,
+        evaluations: Evaluations | WrittenAnswers,
         schedule: EvaluationSchedule,
         ledger: Ledger,
         last_step: int,

@@ -15,6 +15,7 @@ import msgspec
 
 from learner.coordinator.coordinator import Coordinator
 from learner.coordinator.groups.eval_scores import HeldOutSet
+from learner.coordinator.groups.written_answers import WrittenAnswers
 from learner.coordinator.steps.record import RunRecord
 from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger
@@ -53,6 +54,7 @@ class Script:
         step: int = 0,
         more_sets: Sequence[HeldOutSet] = (),
         vocab_size: int | None = None,
+        answers: WrittenAnswers | None = None,
     ) -> None:
         self.folder = folder
         self.now = 1000.0
@@ -61,7 +63,7 @@ class Script:
         train, held_out = prompts(num_prompts), prompts(num_held_out, "h")[: wanted.eval.num_prompts]
         sets = [HeldOutSet(held_out, wanted.eval.samples), *more_sets] if held_out else []
         self.coordinator = Coordinator(
-            wanted, "r1", self.ledger, train, sets, RunRecord(folder, 0), step, vocab_size=vocab_size
+            wanted, "r1", self.ledger, train, sets, RunRecord(folder, 0), step, None, vocab_size, None, answers
         )
         self.stamp: dict[str, Any] = {"run_id": "r1", "incarnation": self.coordinator.incarnation}
         self.mail: list[tuple[str, m.Message, list[bytes]]] = []

@@ -1,0 +1,132 @@
+"""A file of answers: for each prompt of a data set a JSON line with its samples, the model and the settings behind it.
+
+Lines are appended as prompts come back, and sorted at the end. A line that a kill cut off does not count, and of two
+lines of a row the first does.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from learner.data.prompt_set import uid_at
+from learner.data.prompts import Prompt
+from protocol.disk.files import replacing
+from protocol.errors import OperatorError
+
+
+class Origin(NamedTuple):
+    """What decides the samples of a prompt."""
+
+    weights: str  # digest of the model's weight files
+    sampled_by: str  # digest of sampling, environment, rewards and number of samples
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer, or conversation, of the model."""
+
+    text: str  # everything after the prompt, without the end token
+    reward: float
+    parts: dict[str, float]  # reward by endpoint, or "environment"
+    finish: str  # as in `TrajectoryFacts`
+    tokens: list[int]  # prompt, turns and replies
+    learnt: list[tuple[int, int]]  # [start, end) of the tokens that the model wrote
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a limit ended it: it does not show how an answer ends."""
+        return self.finish not in ("answer", "stop")
+
+    @property
+    def loss_mask(self) -> list[int]:
+        mask = [0] * len(self.tokens)
+        for start, end in self.learnt:
+            mask[start:end] = [1] * (end - start)
+        return mask
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    row: int  # place of the prompt in its data set, from 0
+    uid: str  # hash of file name, row, prompt and label
+    weights: str  # as in `Origin`
+    sampled_by: str
+
+
+class Answers(_Head, frozen=True, kw_only=True):
+    """One line."""
+
+    prompt: Any  # text or messages
+    label: Any = None
+    samples: list[Sample]  # fewer than asked for if the prompt failed
+    failed: str | None = None  # why samples are missing
+
+
+def read_answers(path: Path) -> Iterator[Answers]:
+    """Yield each row's answers, in the order of the file. Raises: OperatorError when it cannot be read."""
+    for *_, line in _lines(path):
+        yield msgspec.json.decode(line, type=Answers)
+
+
+def rows_of(path: Path, origin: Origin, prompts: Sequence[Prompt]) -> set[int]:
+    """Return the rows that have a line. Raises: OperatorError for one of another model, other settings or prompts."""
+    rows = set()
+    for head, *_ in _lines(path) if path.exists() else ():
+        uid = uid_at(prompts, head.row) if head.row < len(prompts) else ""
+        for name, is_same in (
+            ("another model", head.weights == origin.weights),
+            ("other settings", head.sampled_by == origin.sampled_by),
+            ("other prompts", head.uid == uid),
+        ):
+            if not is_same:
+                raise OperatorError(
+                    f"{path} holds answers of {name}, in the line of row {head.row}. Give another file, or the "
+                    "command that began this one."
+                )
+        rows.add(head.row)
+    return rows
+
+
+def append_answers(path: Path, answers: Answers) -> None:
+    """Append a line, which a kill of this process leaves whole or cut off. Raises: OperatorError."""
+    try:
+        with path.open("ab+") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 1))
+            end = b"\n" if file.read(1) not in (b"", b"\n") else b""  # behind a line that was cut off
+            file.write(end + msgspec.json.encode(answers, enc_hook=str) + b"\n")
+    except OSError as error:
+        raise _unusable(path, error) from None
+
+
+def sort_answers(path: Path) -> None:
+    """Put the lines into the order of their rows, each row once. Raises: OperatorError."""
+    places = sorted((head.row, offset, len(line)) for head, offset, line in _lines(path))
+    try:
+        with path.open("rb") as file, replacing(path) as aside, aside.open("wb") as in_order:
+            for _, offset, size in places:
+                file.seek(offset)
+                in_order.write(file.read(size))
+    except OSError as error:
+        raise _unusable(path, error) from None
+
+
+def _lines(path: Path) -> Iterator[tuple[_Head, int, bytes]]:
+    """Yield each row's first whole line, with its place in the file."""
+    rows, offset = set[int](), 0
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                with contextlib.suppress(msgspec.DecodeError):
+                    head = msgspec.json.decode(line, type=_Head)
+                    if line.endswith(b"\n") and head.row not in rows:
+                        rows.add(head.row)
+                        yield head, offset, line
+                offset += len(line)
+    except OSError as error:
+        raise _unusable(path, error) from None
+
+
+def _unusable(path: Path, error: OSError) -> OperatorError:
+    return OperatorError(f"{path} cannot be read or written: {error.strerror}. Free the disk, or give another file.")

@@ -1,0 +1,29 @@
+"""The folder of rounds belongs to one command. Its rounds are in tests/flow."""
+
+from pathlib import Path
+
+import pytest
+
+from learner.generation import iterate
+from protocol.errors import SettingsError
+
+
+def _options(folder: Path, objective: str = "sft", seed: int = 1) -> list[str]:
+    (folder / "generate.yaml").write_text(f"run: {{seed: {seed}}}\n")
+    (folder / "train.yaml").write_text(f"objective: {objective}\n")
+    files = ["--generate", str(folder / "generate.yaml"), "--train", str(folder / "train.yaml")]
+    return ["model", "prompts.jsonl", str(folder / "rounds"), "--rounds", "0", *files]
+
+
+def test_folder_of_another_command_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert iterate.main(_options(tmp_path)) == iterate.main(_options(tmp_path)) == 0
+    assert capsys.readouterr().out == "Model: model\n" * 2
+    for changed in ([*_options(tmp_path), "--samples", "3"], _options(tmp_path, seed=2)):
+        with pytest.raises(SettingsError, match=r"rounds holds rounds of another command or of other settings"):
+            iterate.main(changed)
+
+
+def test_selection_that_the_training_cannot_learn_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--select best makes rows for sft, not for dpo"):
+        iterate.main(_options(tmp_path, "dpo"))
+    assert not (tmp_path / "rounds").exists()
