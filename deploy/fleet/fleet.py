@@ -47,6 +47,7 @@ class ServerInfo(TypedDict):
     warm: bool  # it ran before, with this very engine
     is_started: bool  # False: the caller has to start its engine
     shared_retriever_url: str | None  # for other nodes; None: not shared
+    cards: list[str]  # its GPUs by the numbers of its node
 
 
 class FleetInfo(TypedDict):
@@ -95,13 +96,14 @@ class Fleet:
         borrower: list[Any],
         nodes: list[str] | None = None,
         resources: dict[str, float] | None = None,
+        cards: list[str] | None = None,
     ) -> list[Any]:
         """Return handles of `StandbyProcess` actors, which end with the one actor in `borrower`.
 
-        num_gpus, nodes, resources: as for `ensure`. Raises: as `admit` does.
+        num_gpus, nodes, resources: as for `ensure`. cards: the GPU of a server that each uses too. Raises: as `admit`.
         """
         await self.admit(borrower)
-        return await self._standby.lend(places(num_processes, num_gpus, nodes, resources))
+        return await self._standby.lend(places(num_processes, num_gpus, nodes, resources, cards))
 
     async def ensure(
         self,
@@ -224,6 +226,7 @@ def _info(name: str, where: dict[str, Any], is_warm: bool, is_started: bool = Tr
         warm=is_warm,
         is_started=is_started,
         shared_retriever_url=shared,
+        cards=list(where.get("cards", ())),
     )
 
 

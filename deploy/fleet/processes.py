@@ -35,6 +35,7 @@ class ActorPlace:
     node_id: str | None  # Ray's node ID; None: any node
     num_gpus: float  # GPUs; below 1: a share of one
     resources: Mapping[str, float] = field(default_factory=dict)
+    card: str = ""  # GPU of the node that another actor holds, which this one uses too
 
     def options(self, strategy: str = "DEFAULT") -> dict[str, Any]:
         """Return Ray's options. strategy: for a place without a node.
@@ -42,7 +43,10 @@ class ActorPlace:
         The node is soft: Ray waits for room on it, and restarts a server elsewhere when it is gone.
         """
         node = self.node_id and NodeAffinitySchedulingStrategy(self.node_id, soft=True)
+        # The second variable keeps Ray from replacing the first.
+        sees = {"CUDA_VISIBLE_DEVICES": self.card, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
         return {
+            **({"runtime_env": {"env_vars": sees}} if self.card else {}),
             "num_gpus": self.num_gpus,
             # Ray ignores the node of an actor without resources.
             "memory": _BYTES,
@@ -62,11 +66,16 @@ class ActorPlace:
 
 
 def places(
-    count: int, num_gpus: float, nodes: Sequence[str] | None, resources: Mapping[str, float] | None
+    count: int,
+    num_gpus: float,
+    nodes: Sequence[str] | None,
+    resources: Mapping[str, float] | None,
+    cards: Sequence[str] | None = None,
 ) -> list[ActorPlace]:
-    """Return a place for each of `count` actors. nodes: one for each; None or empty: Ray chooses."""
-    taken = dict(resources or {})
-    return [ActorPlace(node or None, num_gpus, taken) for node in (nodes or [""] * count)]
+    """Return a place for each of `count` actors. nodes, cards: one for each; None or empty: Ray chooses."""
+    taken, none = dict(resources or {}), [""] * count
+    on = zip(nodes or none, cards or none, strict=True)
+    return [ActorPlace(node or None, num_gpus, taken, card) for node, card in on]
 
 
 def this_node() -> str:

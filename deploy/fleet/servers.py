@@ -59,7 +59,7 @@ class HostedServer:
     async def where(self) -> dict[str, object]:
         """Return the server's node, resources, process and log, and the shared address of its node's retriever."""
         where = {"node_ip": ray.util.get_node_ip_address(), "pid": os.getpid(), "log": _own_log()}
-        where |= {"node_id": this_node(), "assigned": assigned_here()}
+        where |= {"node_id": this_node(), "assigned": assigned_here(), "cards": list(map(str, ray.get_gpu_ids()))}
         try:
             return {**where, "shared_retriever_url": read_cluster().shared_retriever_url}
         except OperatorError:  # the cluster is being stopped

@@ -17,7 +17,7 @@ from learner.disk.shared_folder import shared_mark
 from learner.plan.processes import Processes, Topology
 from learner.rank.process import RankPlace
 from protocol import failpoints
-from protocol.errors import OperatorError
+from protocol.errors import NeighbourError, OperatorError
 from protocol.node.small_model_files import SmallFiles, read_small_files
 from protocol.ray_calls import OUR_ACTOR, own_node_id
 from protocol.settings.settings import Settings
@@ -39,13 +39,31 @@ def place_coordinator(settings: Settings, folder: Path, run_id: str, last_step: 
     return actor.remote(settings, folder, run_id, last_step, host, model)
 
 
-def borrow_processes(ranks: Processes, coordinator: Any) -> Any:
+def borrow_processes(ranks: Processes, coordinator: Any, cards: Sequence[str] = ()) -> Any:
     """Request processes of learner ranks from the fleet. Returns a Ray reference to their handles.
 
-    The processes end with the coordinator.
+    The processes end with the coordinator. cards: as `shared_cards` returns them; empty: of their own.
     """
-    nodes = [node.node_id for node in ranks.places]
-    return find_fleet().lend_processes.remote(ranks.count, ranks.num_gpus, [coordinator], nodes, dict(ranks.resources))
+    nodes, num_gpus = [node.node_id for node in ranks.places], 0 if cards else ranks.num_gpus
+    taken = ([coordinator], nodes, dict(ranks.resources), list(cards))
+    return find_fleet().lend_processes.remote(ranks.count, num_gpus, *taken)
+
+
+def shared_cards(ranks: Processes, servers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return for each rank the GPU that it shares, of the servers on its node; empty without GPUs.
+
+    Raises: NeighbourError when a server is on another node than planned.
+    """
+    if not ranks.num_gpus:
+        return []
+    cards: dict[str, list[str]] = {}
+    for server in servers:
+        cards.setdefault(server["node_id"], []).extend(server["cards"])
+    try:
+        return [cards[node.node_id].pop(0) for node in ranks.places]
+    except LookupError:
+        where = ", ".join(f"{server['name']} on {server['node_ip']}" for server in servers)
+        raise NeighbourError("the fleet", f"started servers on other nodes than their ranks: {where}") from None
 
 
 def make_ranks(

@@ -17,7 +17,7 @@ from learner.models.gradient import RouterLoss
 from learner.models.scoring.scored_model import make_scored
 from learner.models.settings import PolicySettings
 from learner.models.weights.lora import add_adapters
-from learner.models.world import own_device, share
+from learner.models.world import share, share_object
 from protocol.errors import OperatorError
 from protocol.value_heads import WRAPPERS, is_constant, is_head
 
@@ -131,9 +131,7 @@ def _take_form_of_first(model: Any) -> None:
     """Give every tensor the type that it has on rank 0: some models keep a few in float32."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     own = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    found: list[Any] = [own]
-    dist.broadcast_object_list(found, src=0, device=own_device())
-    first: dict[str, tuple[torch.dtype, tuple[int, ...]]] = found[0]
+    first = share_object(own)
     for name in first.keys() | own.keys():
         if name not in own or name not in first or own[name][1] != first[name][1]:
             raise OperatorError(

@@ -27,7 +27,7 @@ from learner.models.model_loading import fix_positions, prepare_for_training, tu
 from learner.models.scoring.scored_model import Method, make_scored, scored_model
 from learner.models.settings import PolicySettings
 from learner.models.shallow import make_own, shallow_config, share_weights
-from learner.models.world import own_device
+from learner.models.world import own_device, share_object
 from protocol.errors import OperatorError
 
 Kind = Literal["language model", "critic"]
@@ -74,7 +74,7 @@ def check_model(settings: PolicySettings, kind: Kind, *, name: str) -> Method:
     if not dist.is_initialized() or dist.get_rank() == 0:
         result = _check(settings, kind, name)
     if dist.is_initialized():
-        dist.broadcast_object_list(result, src=0, device=own_device())
+        result = share_object(result)
     problem, method = result
     if problem is not None:
         raise OperatorError(problem)

@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not decl
 
 from protocol.addresses import family_of, name_interface
 from protocol.errors import OperatorError
+
+T = TypeVar("T")
 
 
 def join_world(
@@ -65,6 +68,13 @@ def share(tensors: Iterable[Tensor]) -> None:
         data = tensor.detach().to(own_device()).contiguous()
         dist.broadcast(data.view(-1).view(torch.uint8), 0)
         tensor.detach().copy_(data)
+
+
+def share_object(value: T) -> T:
+    """Return rank 0's value on every rank. Collective."""
+    held = [value]
+    dist.broadcast_object_list(held, src=0, device=own_device())
+    return held[0]
 
 
 def reduce_sums(values: Tensor) -> list[float]:

@@ -52,7 +52,7 @@ class Topology:
     servers: Processes  # rollout.num_servers; 0 where nothing is sampled
     backend: Backend  # transport of the weights
     nodes: tuple[Node, ...] = ()  # the head first; empty without a cluster
-    shares_devices: bool = False  # each rank takes turns with the server of its number
+    shares_devices: bool = False  # each rank takes turns with a server's worker
 
     @property
     def has_gpus(self) -> bool:

@@ -26,8 +26,6 @@ from protocol.weights.wire import BUCKET_BYTES
 
 _RANK = "learner rank"
 _SERVER = "rollout server"
-# Shares with which Ray puts one rank and one server on each GPU. Servers take theirs first.
-_SERVERS_SHARE, _RANKS_SHARE = 0.6, 0.4
 
 
 def plan_topology(settings: Settings, sizes: Sizes, nodes: Sequence[Node] | None) -> Topology:
@@ -39,9 +37,7 @@ def plan_topology(settings: Settings, sizes: Sizes, nodes: Sequence[Node] | None
     """
     num_gpus = None if nodes is None else sum(node.num_gpus for node in nodes)
     is_shared = _shares_devices(settings, num_gpus)
-    backend = choose_backend(
-        settings.weights.backend, num_gpus, num_sharing=settings.learner.num_ranks if is_shared else 0
-    )
+    backend = choose_backend(settings.weights.backend, num_gpus, is_shared=is_shared)
     if settings.weights.second_copy:
         _check_second_copy(backend, is_shared=is_shared, is_sure=bool(num_gpus) or settings.weights.backend != "auto")
     has_gpus = backend == "nccl" or is_shared if num_gpus is None else num_gpus > 0
@@ -50,27 +46,26 @@ def plan_topology(settings: Settings, sizes: Sizes, nodes: Sequence[Node] | None
     if nodes is not None:
         _check_nodes(nodes)
         ranks, servers = (_place_pairs if is_shared else _place_roles)(ranks, servers, ordered, settings)
-        if backend == "ipc":
+        if backend == "ipc" and not is_shared:
             _check_one_machine(ranks.places[0], servers.places)
     if is_shared:
-        ranks, servers = _with_share(ranks, _RANKS_SHARE), _with_share(servers, _SERVERS_SHARE)
+        ranks, servers = _with_turns(ranks), _with_turns(servers)
     window = Processes("coordinator", 1, 0, "here", _window_bytes(settings), "for the window")
     return Topology(window, ranks, servers, backend, ordered, is_shared)
 
 
-def choose_backend(wanted: str, num_gpus: int | None, num_sharing: int = 0) -> Backend:
-    """Return how weights travel; num_gpus: None while no cluster runs. num_sharing: ranks that take turns with servers.
+def choose_backend(wanted: str, num_gpus: int | None, *, is_shared: bool = False) -> Backend:
+    """Return how weights travel; num_gpus: None while no cluster runs. is_shared: ranks and servers take turns.
 
     Raises: SettingsError when the cluster cannot use the wanted one.
     """
-    if wanted == "ipc" and num_gpus and num_sharing != 1:
-        how = f"{num_sharing} ranks share theirs" if num_sharing else "they have GPUs of their own"
+    if wanted == "ipc" and num_gpus and not is_shared:
         raise SettingsError(
-            f"settings: weights.backend = ipc needs one rank and one server on one GPU, and {how}. Use auto, or set "
-            "placement.devices to shared with learner.num_ranks and rollout.num_servers at 1."
+            "settings: weights.backend = ipc needs ranks and servers on the same GPUs, and they have GPUs of their "
+            "own. Use auto, or set placement.devices to shared."
         )
-    if wanted == "auto" and num_sharing:
-        return "ipc" if num_sharing == 1 else "gloo"
+    if wanted == "auto" and is_shared:
+        return "ipc"
     if wanted == "nccl" and num_gpus == 0:
         raise SettingsError("settings: weights.backend = nccl needs GPUs, and this cluster has none. Use auto or gloo.")
     if wanted == "auto":
@@ -119,12 +114,12 @@ def _check_second_copy(backend: Backend, *, is_shared: bool, is_sure: bool) -> N
         )
 
 
-def _with_share(processes: Processes, share: float) -> Processes:
-    """Return these with a share of a GPU each; between turns the host's memory holds their state."""
+def _with_turns(processes: Processes) -> Processes:
+    """Return these with the host's memory that holds their state between turns."""
     if not processes.num_gpus:
         return processes
-    away = processes.host_bytes + processes.state_bytes
-    return replace(processes, num_gpus=share, where="packed", host_bytes=away)
+    away = processes.host_bytes + processes.state_bytes * max(1, int(processes.num_gpus))
+    return replace(processes, where="packed", host_bytes=away)
 
 
 def _ranks(settings: Settings, sizes: Sizes, has_gpus: bool, backend: Backend) -> Processes:
@@ -196,14 +191,23 @@ def _place_roles(
 def _place_pairs(
     ranks: Processes, servers: Processes, nodes: tuple[Node, ...], settings: Settings
 ) -> tuple[Processes, Processes]:
-    """Return both, each server on the node of the rank that it takes turns with. Raises: as `_place_roles`."""
+    """Return both, each server on the node of the ranks that it takes turns with. Raises: as `_place_roles`."""
+    size = settings.rollout.tensor_parallel_size
     request, _ = _requests(ranks, servers, settings)
+    request = replace(
+        request,
+        count=servers.count,
+        gpus=request.gpus * size,
+        per_node=request.per_node and request.per_node // size,
+        resources={name: amount * size for name, amount in request.resources.items()},
+    )
     no_servers = replace(request, role=f"{_SERVER}s", setting="placement.servers", count=0)
     shortages: list[Shortage] = count_shortages(request, no_servers, nodes, settings)
     found = None if shortages else place(request, FreeCapacity(nodes))
     if found is None:
         refuse(shortages or placing_shortages(request, no_servers, nodes, together=False))
-    ranks, servers = (replace(roles, places=tuple(found or ())) for roles in (ranks, servers))
+    servers = replace(servers, places=tuple(found or ()))
+    ranks = replace(ranks, places=tuple(node for node in servers.places for _ in range(size)))
     refuse(shared_device_shortages(ranks, servers))
     return ranks, servers
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from learner.models.micro_batch import LearnerSample, make_micro_batch
 from learner.models.policy import PolicyEngine
 from learner.rank.same_tokens import read_tokenizer
+from learner.weights.card import OwnCard
 from learner.weights.feed import default_bucket_bytes
 from learner.weights.push import DeviceTurn, PushReport, WeightPusher
 from protocol.errors import NeighbourError
@@ -93,13 +94,14 @@ class RankPusher:
         backend: str,
         text: Sequence[int],
         learner: str = "",
+        card: OwnCard | None = None,
     ) -> None:
         """servers: empty on every rank but 0. address: this node's, where the servers meet rank 0. text: the probe's.
-        learner: as in `WeightPusher`.
+        learner: as in `WeightPusher`. card: this rank's, where every rank sends to the servers on its card.
         """
         self.device: DeviceSwitch = OwnDevice()
         weights = settings.weights
-        self._policy = policy
+        self._policy, self._card = policy, card
         self._probe = Probe(policy, settings, text)
         bucket_bytes = weights.bucket_mb << 20 if weights.bucket_mb else default_bucket_bytes(backend)
         self._weights = policy.pushed_weights(bucket_bytes)
@@ -119,6 +121,7 @@ class RankPusher:
                 deadline_s=weights.deadline_s,
                 workers_per_server=settings.rollout.tensor_parallel_size,
                 learner=learner,
+                card=card,
             )
             if servers
             else None
@@ -161,7 +164,10 @@ class RankPusher:
         self._policy.check_finite()
         self._probe.compute_expected()
         if self._pusher is None:
-            for _ in self._weights.buckets(is_sender=False):  # ZeRO 3: every rank takes part in every gather
+            gathered = self._weights.buckets(is_sender=self._card is not None)
+            if self._card is not None:
+                self._card.pass_on(self._plan, gathered)
+            for _ in gathered:  # ZeRO 3: every rank takes part in every gather
                 pass
             self.device.generate()
             return None
@@ -189,6 +195,8 @@ class RankPusher:
     def close(self) -> None:
         if self._pusher is not None:
             self._pusher.close()
+        if self._card is not None:
+            self._card.close()
 
 
 def natural_text(model: Path, *, trust_remote_code: bool = False) -> list[int]:

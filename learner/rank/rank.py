@@ -3,6 +3,7 @@
 One process per rank. `Trainer.train` is the table of contents of the learner.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from learner.checkpoint.best import best_of
 from learner.checkpoint.sealed_files import Report
 from learner.models.parked import ParkedModels
 from learner.models.roles import Roles
-from learner.models.world import own_device, reduce_max, reduce_tensor
+from learner.models.world import own_device, reduce_max, reduce_tensor, share_object
 from learner.objectives.distill import Distillation
 from learner.objectives.kto import Kto
 from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
@@ -27,6 +28,7 @@ from learner.rank.mfu import Meter, make_meter, no_mfu
 from learner.rank.process import WAITING_FOR_BATCH, RunPlace
 from learner.rank.push import RankPusher, natural_text
 from learner.rank.start import Models, World
+from learner.weights.card import OwnCard
 from protocol.node.home import load_keys
 from protocol.settings.settings import Settings
 from protocol.weights.controls import ServerControls, learner_name
@@ -170,7 +172,11 @@ def train(
     servers = [reach_server(name) for name in run.servers] if rank == 0 else []
     learner = learner_name(run.run_id, run.incarnation)
     text = natural_text(model, trust_remote_code=settings.policy.trust_remote_code) if settings.weights.probe else []
-    pusher = RankPusher(models.roles.policy, settings, servers, world.place.host, run.weights_backend, text, learner)
+    has_card = run.shares_devices and run.weights_backend == "ipc" and world.place.world_size > 1
+    name = share_object(secrets.token_hex(16)) if has_card else ""
+    card = OwnCard(name, rank, settings.weights.deadline_s, share_object) if has_card else None
+    where = (world.place.host, run.weights_backend)
+    pusher = RankPusher(models.roles.policy, settings, servers, *where, text, learner, card)
     if servers:
         pusher.follow(servers_now, reach_server)
     if run.shares_devices:

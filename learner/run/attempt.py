@@ -92,9 +92,11 @@ class RunAttempt:
             context.view.show_phase("starting rollout servers")
             ensuring = servers.ensure_servers(engine, plan.servers)
             self._await({opening: "the coordinator", ensuring: "the fleet"})
-            self._attach(opening, engine, ray_door.call(ensuring, "the fleet"))
+            self._attach(opening, engine, infos := ray_door.call(ensuring, "the fleet"))
             servers.put_to_sleep(self._servers.names, self._spec)  # ranks load their models on the same devices
-            preparing = self._prepare_ranks(folder)
+            cards = processes.shared_cards(plan.ranks, infos)
+            borrowing = processes.borrow_processes(plan.ranks, self._coordinator, cards)
+            preparing = self._prepare_ranks(folder, borrowing)
             self._await(preparing)
             self._show_notes(preparing)
             return
@@ -155,9 +157,8 @@ class RunAttempt:
         finally:
             processes.end(self._coordinator, self._ranks)
 
-    def _prepare_ranks(self, folder: Path, borrowing: Any = None) -> dict[Any, str]:
+    def _prepare_ranks(self, folder: Path, borrowing: Any) -> dict[Any, str]:
         """Make the ranks and have them load their models; returns the calls to await."""
-        borrowing = borrowing or processes.borrow_processes(self._topology.ranks, self._coordinator)
         borrowed = ray_door.call(borrowing, "the fleet", _IMPORT_S)
         self._ranks = processes.make_ranks(borrowed, self._topology, self.context.settings, folder, self.context.model)
         return {rank.ask("prepare", self.start.checkpoint): rank.name for rank in self._ranks}

@@ -1,1 +1,1 @@
-"""The learner's half of a weight push. Reading order: push, feed, link, rendezvous."""
+"""The learner's half of a weight push. Reading order: push, feed, link, rendezvous, card."""

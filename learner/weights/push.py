@@ -31,8 +31,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from learner.weights.card import CardRendezvous, OwnCard
 from learner.weights.feed import BucketMemory, Feed, Feeds, device_of, pack
 from learner.weights.link import SILENCE_S, Fault, Faults, Limits, LinkFailedError, WeightLink, ask, ask_all
 from learner.weights.rendezvous import Rendezvous, rendezvous
@@ -95,17 +97,20 @@ class WeightPusher:
         silence_s: float = SILENCE_S,
         shares_group: bool | None = None,
         learner: str = "",
+        card: OwnCard | None = None,
     ) -> None:
         """address: this machine's; the store listens only there. backend: "gloo", "nccl" or "ipc".
 
         workers_per_server: the servers' tensor-parallel size. shares_group: whether all servers share one link; None:
-        as the backend prefers. learner: by `controls.learner_name`.
+        as the backend prefers. learner: by `controls.learner_name`. card: rank 0's where every rank sends, over ipc.
         """
         self.faults: Faults = {}
         self._address = address
         self._backend = backend
         self._limits = Limits(deadline_s, silence_s)
         self._workers_per_server = workers_per_server
+        self._card = card
+        self._numbers: dict[str, int] = {}  # of each server, in the order of their first mention
         self._shares_group = backend == "nccl" if shares_group is None else shares_group
         self._attempts = zip(itertools.repeat(learner), itertools.count(1))
         self._turns = zip(itertools.repeat(learner), itertools.count(FIRST_TURN + 1))
@@ -141,6 +146,8 @@ class WeightPusher:
         digest = WeightDigest(plan)
         self._run(self._join_new())
         links = [link for link in self._links if link.is_joined]
+        if self._card is not None:
+            self._card.share([name for link in links for name in link.names])
         memory = BucketMemory(plan, device_of(self._backend))
         packed = pack(plan, gathered, memory)
         flat, before = next(packed, None), None  # gathered before any server pauses
@@ -203,9 +210,15 @@ class WeightPusher:
     # -- inside the event loop ----------------------------------------------------------------------------------------
 
     def _link(self, servers: Sequence[ServerControls], *, is_new: bool = True) -> WeightLink:
-        return WeightLink(servers, self._limits, self._rendezvous, self._attempts, is_new=is_new)
+        for server in servers:
+            self._numbers.setdefault(server.name, len(self._numbers))
+        meet = partial(self._rendezvous, servers)
+        return WeightLink(servers, self._limits, meet, self._attempts, is_new=is_new)
 
-    def _rendezvous(self, num_servers: int) -> Rendezvous:
+    def _rendezvous(self, servers: Sequence[ServerControls], num_servers: int) -> Rendezvous:
+        if self._card is not None:
+            (name,) = (server.name for server in servers)
+            return CardRendezvous(self._card, name, self._numbers[name] * self._workers_per_server)
         where = (self._address, self._port)
         return rendezvous(self._backend, where, num_servers, self._workers_per_server, self._limits.deadline_s)
 

@@ -79,7 +79,7 @@ class ServerPlacement(RankPlacement):
 class PlacementSettings(Section):
     devices: Devices = Field(
         "auto",
-        description="split: ranks and servers use different GPUs; shared: a rank and a server take turns on one GPU; "
+        description="split: ranks and servers use different GPUs; shared: a rank and a server take turns on each GPU; "
         "auto: shared for one rank and one server on a cluster with one GPU, else split.",
     )
     ranks: RankPlacement = RankPlacement()
@@ -123,7 +123,7 @@ def check_placement(
     _check_shape("placement.ranks", placement.ranks, f"learner.num_ranks = {learner.num_ranks}", learner.num_ranks, 1)
     size = rollout.tensor_parallel_size
     if placement.devices == "shared":
-        _check_turns(placement.servers, learner, rollout, weights)
+        _check_turns(placement, learner, rollout, weights)
     _check_shared_gpu(placement.servers, rollout, weights)
     whole = f"rollout.num_servers = {rollout.num_servers}"
     _check_shape("placement.servers", placement.servers, whole, rollout.num_servers, size)
@@ -134,7 +134,7 @@ def can_take_turns(
 ) -> bool:
     """Return whether these settings have one rank and one server that could take turns on one GPU."""
     try:
-        _check_turns(placement.servers, learner, rollout, weights)
+        _check_turns(placement, learner, rollout, weights)
     except ValueError:
         return False
     return learner.num_ranks == 1
@@ -190,19 +190,19 @@ def _check_shape(name: str, placed: RankPlacement, whole: str, count: int, gpus_
 
 
 def _check_turns(
-    servers: ServerPlacement, learner: LearnerSettings, rollout: RolloutSettings, weights: WeightsSettings
+    placement: PlacementSettings, learner: LearnerSettings, rollout: RolloutSettings, weights: WeightsSettings
 ) -> None:
     """Raise ValueError where ranks and servers cannot take turns on GPUs."""
-    name = "placement.devices = shared"
-    if rollout.num_servers != learner.num_ranks:
+    name, servers, size = "placement.devices = shared", placement.servers, rollout.tensor_parallel_size
+    if rollout.num_servers * size != learner.num_ranks:
         raise ValueError(
-            f"{name} gives each rank one server to take turns with, and learner.num_ranks = {learner.num_ranks} is not "
-            f"rollout.num_servers = {rollout.num_servers}. Set both to one number."
+            f"{name} has a rank on each of a server's GPUs, and learner.num_ranks = {learner.num_ranks} is not "
+            f"rollout.num_servers = {rollout.num_servers} times rollout.tensor_parallel_size = {size}. Change one."
         )
-    if rollout.tensor_parallel_size > 1:
+    if (per_node := processes_per_node(placement.ranks, learner.num_ranks, 1)) and per_node % size:
         raise ValueError(
-            f"{name} has a rank and a server on one GPU, and rollout.tensor_parallel_size = "
-            f"{rollout.tensor_parallel_size} gives a server several. Set it to 1, or placement.devices to split."
+            f"{name}, and placement.ranks puts {per_node} ranks on a node, which is not a multiple of "
+            f"rollout.tensor_parallel_size = {size}: a server's GPUs are of one node. Change one."
         )
     if weights.backend == "nccl":
         raise ValueError(

@@ -66,7 +66,7 @@ class RunSettings(Section):
 class WeightsSettings(Section):
     backend: Literal["auto", "nccl", "ipc", "gloo"] = Field(
         "auto",
-        description="auto: nccl with GPUs, gloo without; ipc: servers on the first rank's machine.",
+        description="auto: nccl with GPUs, ipc on shared devices, gloo otherwise; ipc: memory of one machine.",
     )
     bucket_mb: CountAboveZero | None = Field(
         None, description="Size of one bucket of weights on the wire, MiB; null: 256 between GPUs, 16 between CPUs."

@@ -2,7 +2,8 @@
 
 On a GPU a receiver copies from the sender's memory on the same card (CUDA IPC). On a CPU the sender copies its bucket
 into kernel memory and passes the descriptor. Both sides meet on an abstract socket with an unguessable name and accept
-only processes of their own user. Torch is imported inside functions only.
+only processes of their own user. One sender waits for all receivers of a push (`send`), or a sender on each card admits
+the receivers of its card at any time (`admit`). Torch is imported inside functions only.
 """
 
 from __future__ import annotations
@@ -41,6 +42,18 @@ def listen_here(name: str) -> socket.socket:
     return listener
 
 
+def card_address(name: str, number: int) -> str:
+    """Return the name at which the processes on this process's card meet.
+
+    name: of all cards of a run. number: stands for the card on CPUs. A GPU has another number in each process, so that
+    its own identity is taken.
+    """
+    import torch
+
+    has_card = torch.cuda.is_available()
+    return f"{name}-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid if has_card else number}"
+
+
 class SameMachineGroup:
     """The sender or one of the receivers. Every operation fails within `deadline_s`, and at once when a peer is gone.
 
@@ -77,14 +90,39 @@ class SameMachineGroup:
             raise
 
     @classmethod
-    def receive(cls, name: str, deadline_s: float) -> SameMachineGroup:
-        """Return a receiver's half. Raises: ConnectionError when no sender of this user listens on this machine."""
+    def admit(cls, listener: socket.socket, deadline_s: float) -> tuple[str, SameMachineGroup]:
+        """Return the next receiver that gives a server's name, and the sender's half for it alone.
+
+        Blocks until one comes. Raises: OSError when the listener is closed.
+        """
+        while True:
+            peer, _ = listener.accept()
+            try:
+                peer.settimeout(deadline_s)
+                (length,) = _HEAD.unpack(_read(peer, _HEAD.size))
+                if _is_own(peer) and length <= _MAX_HANDLE_BYTES:
+                    server = _read(peer, length).decode()
+                    peer.sendall(_TAKEN)
+                    return server, cls([peer], deadline_s, is_sender=True)
+            except (OSError, ValueError):
+                pass
+            peer.close()
+
+    @classmethod
+    def receive(cls, name: str, deadline_s: float, server: str = "") -> SameMachineGroup:
+        """Return a receiver's half. server: given to a sender that admits.
+
+        Raises: ConnectionError when no sender of this user listens on this machine.
+        """
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             peer.settimeout(deadline_s)
             peer.connect(_NAME.format(name))
             if not _is_own(peer):
                 raise ConnectionError(f"{name} belongs to another user")
+            if server:
+                peer.sendall(_HEAD.pack(len(server.encode())) + server.encode())
+                _read(peer, len(_TAKEN))
             return cls([peer], deadline_s, is_sender=False)
         except OSError as error:
             peer.close()

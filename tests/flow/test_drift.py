@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.flow import pushing_rank
+from tests.fakes.ports import free_port
+from tests.fakes.tiny_models import make_tiny_model
+from tests.flow import pushing_rank, pushing_ranks
 
 pytestmark = [pytest.mark.stack, pytest.mark.ranks, pytest.mark.timeout(600)]
 
@@ -63,3 +65,22 @@ def test_a_quantised_engine_answers_by_the_weights_that_every_push_brought(seen:
     assert len(set(seen["quantised"]["digests"])) == pushing_rank.NUM_LEARNT + 1
     # Eight bits for a weight move a logprob by hundredths; weights of the step before by tenths.
     assert 1e-3 < max(seen["quantised"]["greedy"]) < 0.1
+
+
+def test_each_worker_of_a_server_takes_the_weights_from_the_rank_on_its_own_device(tmp_path: Path) -> None:
+    model, port = make_tiny_model(tmp_path, tied=False), str(free_port())
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    first, other = (
+        subprocess.Popen(
+            [sys.executable, pushing_ranks.__file__, str(rank), port, str(model)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    )
+    told = first.communicate(timeout=500)[0], other.communicate(timeout=60)[0]
+    assert (first.returncode, other.returncode) == (0, 0), told
+    for version in (1, 2):
+        assert f"version {version}: ('sluice-rollout-0',) {{}}" in told[0]

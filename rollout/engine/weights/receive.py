@@ -29,7 +29,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferInitInfo
 
 from protocol.weights.group import BroadcastGroup, GlooGroup, ReceivedPush, in_thread, nccl_broadcast, reach_store
-from protocol.weights.same_machine import SameMachineGroup
+from protocol.weights.same_machine import SameMachineGroup, card_address
 from protocol.weights.wire import Bucket, PlanReader
 from rollout.engine.weights.reload import Reload, drop_expert_kernels
 
@@ -54,6 +54,8 @@ class SameMachineInit(WeightTransferInitInfo):  # type: ignore[misc]
 
     name: str  # name of the socket; each rendezvous has a new one
     deadline_s: float  # limit for the rendezvous and for each broadcast
+    server: str = ""  # this server's name where a rank waits on each card; then `name` is of all cards
+    first_worker: int = 0  # number of this server's first worker among all servers'
 
 
 @dataclass
@@ -201,10 +203,14 @@ class SameMachineEngine(GlooInPlaceEngine):
     init_info_cls = SameMachineInit
 
     def init_transfer_engine(self, init_info: SameMachineInit) -> None:
-        """Start the rendezvous in a thread."""
+        """Start the rendezvous in a thread. A rank that waits on this worker's card answers at once."""
         self.shutdown()
-        meet = partial(SameMachineGroup.receive, init_info.name, init_info.deadline_s)
-        self._group = in_thread("weight-group", meet)
+        name, server = init_info.name, init_info.server
+        if server:
+            name = card_address(name, init_info.first_worker + self.parallel_config.rank)
+        self._group = in_thread("weight-group", partial(SameMachineGroup.receive, name, init_info.deadline_s, server))
+        if server:  # rank 0 knows by this call that every worker has joined
+            self._group.result()
 
     def shutdown(self) -> None:
         if self._group is not None:

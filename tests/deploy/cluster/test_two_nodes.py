@@ -21,9 +21,10 @@ from deploy.fleet.fleet import Fleet
 from deploy.fleet.processes import places
 from deploy.node.home import Home
 from learner.cluster import ray_door
+from learner.cluster.processes import shared_cards
 from learner.disk.model_folder import ModelSize
 from learner.plan.memory import Sizes
-from learner.plan.processes import Topology
+from learner.plan.processes import Processes, Topology
 from learner.plan.topology import plan_topology
 from protocol.settings.settings import Settings
 from tests.deploy.conftest import RAY_TOKEN
@@ -96,7 +97,7 @@ def test_head_waits_for_a_node_that_joins_by_its_file_and_ends_at_sigterm(
         with head.connected():
             assert head_checkout() == this_checkout()
             assert_plans_are_obeyed(address, "127.0.0.2")
-            assert_pairs_share_gpus()
+            assert_ranks_share_the_servers_gpus()
             assert_actors_that_take_nothing_are_where_they_are_planned()
         assert_jobs_run(head, address, dashboard)
         started.send_signal(signal.SIGTERM)
@@ -144,24 +145,29 @@ def assert_actors_that_take_nothing_are_where_they_are_planned() -> None:
         ray.kill(actor)
 
 
-def assert_pairs_share_gpus() -> None:
-    """Check that of two ranks and two servers one of each sees the same GPU, and a process without a GPU none."""
+def assert_ranks_share_the_servers_gpus() -> None:
+    """Check that each rank sees a GPU of a server on its node, and a process without a GPU none."""
     import ray
 
-    plan = planned(2, devices="shared")
-    seer = ray.remote(num_cpus=0)(class_of_no_module("Seer", see=lambda _: os.environ["CUDA_VISIBLE_DEVICES"]))
-    without = seer.remote()
-    assert ray.get(without.see.remote(), timeout=240) == ""
-    seen, kept = [], [without]
-    for part in (plan.servers, plan.ranks):  # as a run starts them
-        there = places(part.count, part.num_gpus, [node.node_id for node in part.places], part.resources)
-        kept += (started := [seer.options(**place.options()).remote() for place in there])
-        seen.append(sorted(ray.get([actor.see.remote() for actor in started], timeout=240)))
+    plan = planned(4, size=2, devices="shared")
+    where = lambda _: (ray.get_runtime_context().get_node_id(), os.environ["CUDA_VISIBLE_DEVICES"].split(","))  # noqa: E731
+    seer = ray.remote(num_cpus=0)(class_of_no_module("Seer", see=where))
+
+    def see(part: Processes, num_gpus: float, cards: list[str]) -> list[tuple[str, list[str]]]:
+        there = places(part.count, num_gpus, [node.node_id for node in part.places], part.resources, cards)
+        kept.extend(started := [seer.options(**place.options()).remote() for place in there])
+        seen: list[tuple[str, list[str]]] = ray.get([actor.see.remote() for actor in started], timeout=240)
+        return seen
+
+    kept = [seer.remote()]
+    assert ray.get(kept[0].see.remote(), timeout=240)[1] == [""]
+    servers = see(plan.servers, plan.servers.num_gpus, [])
+    infos = [{"name": "a server", "node_ip": "", "node_id": node, "cards": cards} for node, cards in servers]
+    ranks = see(plan.ranks, 0, shared_cards(plan.ranks, infos))
     for actor in kept:
         ray.kill(actor)
-    servers, ranks = seen
-    assert servers == ranks
-    assert len(set(servers)) == 2
+    assert [len(cards) for _, cards in servers] == [2, 2]
+    assert sorted(ranks) == sorted((node, [card]) for node, cards in servers for card in cards)
 
 
 def assert_jobs_run(cluster: RunningCluster, host: str, port: int) -> None:
@@ -175,8 +181,12 @@ def assert_jobs_run(cluster: RunningCluster, host: str, port: int) -> None:
         assert http.get(f"{url}/api/jobs/").status_code in (401, 403)
 
 
-def planned(num_ranks: int = 1, **placement: object) -> Topology:
-    given = {"rollout": {"num_servers": 2}, "learner": {"num_ranks": num_ranks}, "placement": placement}
+def planned(num_ranks: int = 1, size: int = 1, **placement: object) -> Topology:
+    given = {
+        "rollout": {"num_servers": 2, "tensor_parallel_size": size},
+        "learner": {"num_ranks": num_ranks},
+        "placement": placement,
+    }
     return plan_topology(Settings.model_validate(given), Sizes(ModelSize(1000)), ray_door.nodes())
 
 

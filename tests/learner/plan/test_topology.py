@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
 from learner.disk.model_folder import ModelSize
 from learner.plan.memory import Sizes
@@ -66,7 +67,7 @@ def test_backend_follows_the_gpus_unless_it_is_named(wanted: str, num_gpus: int,
     ("wanted", "num_gpus", "problem"),
     [
         ("nccl", 0, "weights.backend = nccl needs GPUs, and this cluster has none"),
-        ("ipc", 8, "needs one rank and one server on one GPU, and they have GPUs of their own"),
+        ("ipc", 8, "needs ranks and servers on the same GPUs, and they have GPUs of their own"),
     ],
 )
 def test_backend_that_the_gpus_do_not_allow_is_refused(wanted: str, num_gpus: int, problem: str) -> None:
@@ -81,7 +82,6 @@ def shared(num: int = 1, **more: object) -> Settings:
 def test_one_rank_and_one_server_share_the_one_gpu_of_a_cluster_without_a_setting() -> None:
     plan = plan_topology(settings(1, 1, 1), SIZES, [Node("10.0.0.1", 1)])
     assert (plan.shares_devices, plan.backend) == (True, "ipc")
-    assert (plan.ranks.num_gpus, plan.servers.num_gpus) == (0.4, 0.6)
     assert plan.ranks.places == plan.servers.places == (Node("10.0.0.1", 1),)
 
 
@@ -96,16 +96,39 @@ def test_split_devices_need_a_gpu_each() -> None:
     assert "rollout.tensor_parallel_size = 1); the cluster has 1 GPUs" in refusal(asked, [Node("10.0.0.1", 1)])
 
 
-def test_each_rank_of_several_has_the_server_of_its_number_beside_it_and_pushes_go_through_the_host() -> None:
+def test_each_rank_of_several_has_the_server_of_its_number_beside_it() -> None:
     nodes = [Node("10.0.0.1", 1), Node("10.0.0.2", 3)]
     plan = plan_topology(shared(4), SIZES, nodes)
-    assert plan.backend == "gloo"
+    assert plan.backend == "ipc"
     assert plan.ranks.places == plan.servers.places
     assert [plan.ranks.places.count(node) for node in nodes] == [1, 3]
-    # Ray puts what fits on a GPU that is begun: one of each kind, and never two of one.
-    rank, server = plan.ranks.num_gpus, plan.servers.num_gpus
-    assert rank + server <= 1.0 < 2 * server
-    assert 1.0 - server < 2 * rank
+
+
+def test_four_servers_of_four_gpus_share_sixteen_with_a_rank_on_each() -> None:
+    nodes = [Node(name, 8, gpu_bytes=80_000_000_000, host_bytes=2_000_000_000_000) for name in ("one", "other")]
+    size = Sizes(ModelSize(32_000_000_000, num_layers=64, hidden_size=5120))
+    learner = {"num_ranks": 16, "zero_stage": 3, "offload": "optimizer"}
+    rollout = {"num_servers": 4, "tensor_parallel_size": 4}
+    asked = settings(learner=learner, rollout=rollout, policy={"dtype": "bfloat16"}, placement={"devices": "shared"})
+    plan = plan_topology(asked, size, nodes)
+    assert (plan.backend, plan.ranks.count, plan.servers.count, plan.servers.num_gpus) == ("ipc", 16, 4, 4)
+    assert [row[:4] for row in node_rows(plan)] == [
+        ("one", "8 of 8", "0-7", "0, 1"),
+        ("other", "8 of 8", "8-15", "2, 3"),
+    ]
+    on_card = plan.ranks.state_bytes + plan.servers.state_bytes + plan.servers.push_bytes
+    assert on_card < plan.ranks.memory_bytes + plan.servers.memory_bytes < 80_000_000_000
+
+
+def test_shared_servers_of_several_gpus_need_a_rank_on_each_and_whole_servers_on_a_node() -> None:
+    def refused(num_ranks: int, nodes: int | None = None) -> str:
+        placement = {"devices": "shared", "ranks": {"nodes": nodes}}
+        with pytest.raises(ValidationError) as caught:
+            settings(num_ranks, 4, 4, placement=placement)
+        return str(caught.value)
+
+    assert "learner.num_ranks = 4 is not rollout.num_servers = 4 times rollout.tensor_parallel_size = 4" in refused(4)
+    assert "placement.ranks puts 2 ranks on a node, which is not a multiple of" in refused(16, nodes=8)
 
 
 def test_shared_devices_on_cpus_take_turns_and_no_gpu() -> None:
@@ -131,12 +154,6 @@ def test_shared_memory_that_is_not_there_is_refused() -> None:
         f"{roles}.0 GB of weights and optimizer on each GPU; 10.0.0.1 has"
     )
     assert refusal(shared(), [small_host]).startswith(f"{roles} GB of host memory between turns; 10.0.0.1 has")
-
-
-def test_ipc_between_gpus_is_refused_for_several_ranks() -> None:
-    assert "needs one rank and one server on one GPU, and 2 ranks share theirs" in refusal(
-        shared(2, weights={"backend": "ipc"}), _TWO_EIGHTS
-    )
 
 
 def test_a_shared_plan_says_who_has_the_gpu_when() -> None:

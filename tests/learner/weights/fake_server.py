@@ -13,7 +13,7 @@ import torch
 from protocol.weights.controls import Attempt
 from protocol.weights.digest import WeightDigest
 from protocol.weights.group import PEER_LOST, BroadcastGroup, GlooGroup, PeerLostError, in_thread, reach_store
-from protocol.weights.same_machine import SameMachineGroup
+from protocol.weights.same_machine import SameMachineGroup, card_address
 from protocol.weights.wire import bucket_num_bytes, bucket_views, read_update_message
 
 
@@ -63,6 +63,7 @@ class FakeServer:
         await self._enter("join")
         self.inits.append(init)
         self.attempts.append(attempt)
+        self._lose_groups()
         self._groups = await self._there(self._join, init)
 
     async def sleep(self, attempt: Attempt) -> None:
@@ -131,6 +132,9 @@ class FakeServer:
         return await asyncio.gather(*map(asyncio.wrap_future, calls))
 
     def _join(self, worker: int, init: dict[str, Any]) -> BroadcastGroup:
+        if "server" in init:
+            name = card_address(init["name"], init["first_worker"] + worker)
+            return SameMachineGroup.receive(name, init["deadline_s"], init["server"])
         if "name" in init:
             return SameMachineGroup.receive(init["name"], init["deadline_s"])
         store = reach_store(init["address"], init["port"], init["deadline_s"])
