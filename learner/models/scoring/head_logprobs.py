@@ -90,17 +90,17 @@ class _HeadLogprobs(Function):
         signed = hidden * sign.to(hidden.dtype)
         for entries in chunks.of_entries():
             rows = weight[entries]
-            row_grads = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device) if wants_weight else None
+            row_grads: Tensor | None = None
             for tokens in chunks.of_tokens():
                 grad = chunks.logit_gradient(tokens, entries, rows, by_token[tokens].abs(), log_sums[tokens])
                 if of_bias is not None:
                     of_bias[entries] += sign[tokens, 0] @ grad.float()
                 if of_hidden is not None:
                     _add_product(of_hidden[tokens], grad, rows)
-                if row_grads is not None:
-                    _add_product(row_grads, grad.T, signed[tokens])
-            if of_weight is not None and row_grads is not None:
-                of_weight[entries] = row_grads
+                if wants_weight:
+                    row_grads = _add_product(row_grads, grad.T, signed[tokens])
+            if of_weight is not None:
+                of_weight[entries] = 0.0 if row_grads is None else row_grads
         if of_hidden is not None:
             of_hidden *= sign
         found = (of_hidden, of_weight, of_bias)
@@ -161,7 +161,6 @@ class _OnlineSoftmax:
 
     def __init__(self, num_tokens: int, device: torch.device, with_entropy: bool) -> None:
         self._with_entropy = with_entropy
-        self._zero = torch.zeros(1, device=device)
         # Finite, and below any logit: its product with a share of 0 must not be NaN.
         self._log_sum = torch.full((num_tokens, 1), -1e30, device=device)
         self._entropy = torch.zeros_like(self._log_sum)
@@ -171,11 +170,14 @@ class _OnlineSoftmax:
         """Add the logits of more vocabulary entries, factor * products [C, U]."""
         self._target += torch.where(is_here, products.gather(1, columns), 0.0).float() * factor
         top, at_top = products.max(1, keepdim=True)
-        shares = torch.softmax(torch.add(self._zero, products, alpha=factor), 1)
-        before, own = self._log_sum, top.float() * factor - shares.gather(1, at_top).log()
+        top = top.float() * factor
+        lower = torch.add(-top, products, alpha=factor)
+        shares = torch.softmax(lower, 1)
+        rest = -shares.gather(1, at_top).log()
+        before, own = self._log_sum, top + rest
         self._log_sum = torch.logaddexp(before, own)
         if self._with_entropy:
-            entropy = torch.special.entr(shares).sum(1, keepdim=True)
+            entropy = rest - torch.bmm(shares[:, None], lower[:, :, None])[:, 0]  # of log(share) = lower - rest
             # Two sets with shares w and entropies h have the entropy sum(w * (h - log w)).
             more, less = self._log_sum - own, self._log_sum - before  # -log w
             self._entropy = (-more).exp() * (entropy + more) + (-less).exp() * (self._entropy + less)
@@ -188,12 +190,11 @@ class _OnlineSoftmax:
         return torch.cat([self._target - self._log_sum, self._entropy], 1)
 
 
-def _add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right to the float32 sums."""
-    if left.dtype == torch.float32:
-        sums.addmm_(left, right)
-    else:
-        sums += left @ right
+def _add_product(sums: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """Add left @ right to the float32 sums, in place; None: there are none yet."""
+    if sums is None:
+        return (left @ right).float()
+    return sums.addmm_(left, right) if left.dtype == torch.float32 else sums.add_(left @ right)
 
 
 def _runs(number: int, size: int) -> Iterator[slice]:

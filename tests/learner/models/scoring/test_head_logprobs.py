@@ -109,11 +109,19 @@ class BytesMoved(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize(("with_entropy", "most"), [(True, 110.7 / 2), (False, 94.7 / 2)])
+@pytest.mark.parametrize(
+    ("h", "v", "with_entropy", "most"),
+    [  # Qwen2.5 0.5B and 7B
+        (896, 151936, True, 110.7 / 2),
+        (896, 151936, False, 94.7 / 2),
+        (3584, 152064, True, 124.8 / 2),
+        (3584, 152064, False, 108.8 / 2),
+    ],
+)
 def test_passes_over_the_logits_move_half_of_what_one_kernel_for_each_operation_would(
-    with_entropy: bool, most: float
+    h: int, v: int, with_entropy: bool, most: float
 ) -> None:
-    k, h, v = 16384, 896, 151936  # Qwen2.5 0.5B
+    k = 16384
     hidden, weight = (torch.empty(n, h, dtype=torch.bfloat16, device="meta").requires_grad_() for n in (k, v))
     targets = torch.empty(k, dtype=torch.int64, device="meta")
     with BytesMoved() as moved:
