@@ -197,7 +197,8 @@ def _verl_score(returned: Any) -> Score:
         returned = returned[0]  # as in verl, whose own scorers return further facts behind the reward
     if isinstance(returned, Mapping):
         reward = check_numbers(_flat(returned.get("score")), 1, "score")[0]
-        return Score(reward, logs={k: float(v) for k, v in returned.items() if k != "score" and _is_loggable(v)})
+        others = {key: _item(value) for key, value in returned.items() if key != "score"}
+        return Score(reward, logs={key: float(value) for key, value in others.items() if _is_loggable(value)})
     return Score(check_numbers(_flat(returned), 1, "the returned value")[0])
 
 

@@ -42,7 +42,8 @@ def _is_same(answer: str, target: str) -> bool:
         given, wanted = _words_of(answer), _words_of(target)
         return len(given) == len(wanted) and all(map(_is_same_word, given, wanted))
     # Normalisation removes an answer such as the letter A, and an empty answer would match.
-    return answer.strip().lower() == target.strip().lower()
+    alone, wanted = ((text.lower().strip(f"{string.punctuation} "), text.lower().strip()) for text in (answer, target))
+    return alone[0] == wanted[0] if wanted[0] and alone[0] else alone[1] == wanted[1]
 
 
 def _words_of(text: str) -> list[str]:

@@ -15,7 +15,7 @@ import queue
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from protocol.errors import OperatorError
 from rewards.known_answers import HANGS
@@ -90,8 +90,10 @@ def main(reference: str, reads: str, label_name: str, digest: str = "") -> None:
     """digest: of the service's code; empty: this process is the first."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the function prints goes to the service's log
+    given = os.fdopen(os.dup(0))  # a program that the function starts reads nothing: requests have labels
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
+    threading.Thread(target=_read_requests, args=(given, requests), daemon=True).start()
     try:
         function = UserFunction(reference, reads, label_name)
         greeting: dict[str, Any] = {"is_async": function.is_async, "takes_batch": function.takes_batch,
@@ -121,9 +123,9 @@ def _answer(function: UserFunction, samples: Sequence[Sample]) -> dict[str, Any]
         return {"failure": [failure.kind, failure.message, failure.place]}
 
 
-def _read_requests(requests: "queue.SimpleQueue[str]") -> None:
-    """Queue the lines of stdin. The service's end also ends a function that never returns."""
-    for line in sys.stdin:
+def _read_requests(given: TextIO, requests: "queue.SimpleQueue[str]") -> None:
+    """Queue the service's lines. The service's end also ends a function that never returns."""
+    for line in given:
         requests.put(line)
     os._exit(0)
 

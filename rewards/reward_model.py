@@ -112,7 +112,7 @@ def make_model_scorer(options: ModelOptions) -> Scorer:
 
 def _num_positions(model: Any) -> int | None:
     """Return how many tokens a model can read; None: any number. RoBERTa's first positions stand for padding."""
-    positions: int | None = getattr(model.config, "max_position_embeddings", None)
+    positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     embeddings = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     offset = getattr(embeddings, "padding_idx", None)
     return positions if positions is None or offset is None else positions - offset - 1
@@ -127,7 +127,7 @@ def _load(options: ModelOptions) -> tuple[Any, Any]:
         folder = Path(options.model) if Path(options.model).is_dir() else Path(snapshot_download(options.model))
         tokenizer = AutoTokenizer.from_pretrained(folder)
         config = AutoConfig.from_pretrained(folder)
-        head, bias = _foreign_head(folder, config.hidden_size)
+        head, bias = _foreign_head(folder, config.get_text_config().hidden_size)
         if head is None and config.num_labels != 1:
             raise OperatorError(f"{where} has {config.num_labels} outputs (num_labels), expected a reward model's 1.")
         model, found = AutoModelForSequenceClassification.from_pretrained(

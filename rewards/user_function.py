@@ -57,7 +57,8 @@ class UserFunction:
         form = form_of(self._function, self.reads, label_name)
         assert form is not None
         self._form = form
-        self.is_async = inspect.iscoroutinefunction(self._function)
+        called = (self._function, getattr(self._function, "__call__", None))  # noqa: B004 (a method, not a question)
+        self.is_async = any(inspect.iscoroutinefunction(each) for each in called)
         self.takes_batch = self._form.takes_batch
         self._logged: set[tuple[str, str]] = set()
         self._files = _files_of(module)

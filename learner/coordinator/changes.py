@@ -5,7 +5,7 @@ Statistics that depend on a changed part start again.
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -32,8 +32,10 @@ def begin_start(
 ) -> StartChanges:
     """Record what this start, from `from_step` on, gets its samples and scores by; returns what changed."""
     source = settings.rewards.reward_source(settings.rollout.environment)
-    sets = {one.name: one.identity(settings.rollout.temperature) for one in held_out}
     of_environment = _digests(user_files(settings.rollout.environment))
+    sampling = sampled_by(settings, without={"group_size", "temperature"})
+    measured_by = f"sampled by {sampling}, solved at {settings.eval.solved_at:g}"
+    sets = {one.name: f"{one.identity(settings.rollout.temperature)}, {measured_by}" for one in held_out}
     learner = settings.learner
     code = of_environment | _digests(user_files("", learner.advantage, learner.loss, learner.correction))
     earlier = ledger.begin_rewards(source, sampled_by(settings, sets), from_step, incarnation)
@@ -46,8 +48,8 @@ def begin_start(
         )
     for name in changed:
         notices.append(
-            f"The held-out set {name} has other prompts or another temperature from step {from_step} on: earlier "
-            "scores do not count."
+            f"The held-out set {name} has other prompts or other sampling from step {from_step} on: earlier scores do "
+            "not count."
         )
     for path in ledger.begin_code(code):
         notices.append(f"{path} was edited since the last start: steps from {from_step} on use it as it is now.")
@@ -63,9 +65,12 @@ def _digests(files: Sequence[Path]) -> dict[str, str]:
     return {str(path): sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def sampled_by(settings: Settings, *others: object) -> str:
-    """Return a hash of what decides a sample besides weights and prompt: samples of other starts may not count."""
-    rollout = settings.rollout.model_dump(mode="json", exclude=_OF_SERVERS)
+def sampled_by(settings: Settings, *others: object, without: Set[str] = frozenset()) -> str:
+    """Return a hash of what decides a sample besides weights and prompt: samples of other starts may not count.
+
+    without: fields of `rollout` that decide nothing here.
+    """
+    rollout = settings.rollout.model_dump(mode="json", exclude={*_OF_SERVERS, *without})
     sections = (settings.sampling, settings.tools, settings.agents, settings.retriever)
     given = [rollout, settings.rewards.credit, *(section.model_dump(mode="json") for section in sections), *others]
     given.append(_digests(user_files(settings.rollout.environment)))

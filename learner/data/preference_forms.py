@@ -26,7 +26,8 @@ def recognise_pair(row: dict[str, Any]) -> tuple[str, list[Content]]:
         form, rows = _of_columns(row)
     else:
         raise BadRowError(f"has the keys {sorted(row)}, expected chosen + rejected, or {_LAST_MESSAGE}")
-    refuse_unread(row, reads_system=any(key in row for key in ("conversations", "instruction")))
+    read = ("system",) if "conversations" in row else ("system", "history") if "instruction" in row else ()
+    refuse_unread(row, ("prompt", *read))
     if rows[0] == rows[1]:
         raise BadRowError("has equal answers in chosen and rejected: they say nothing about each other")
     return form, [recognise(each)[1] for each in rows]
@@ -40,6 +41,7 @@ def _of_columns(row: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
     tools = {"tools": row["tools"]} if "tools" in row else {}
     if all(_is_conversation(answer) for answer in answers):
         prompt, answers = _split(*answers)
+        _check_within(row.get("prompt"), prompt)
         return "whole conversations in chosen + rejected", [
             {"prompt": prompt, "completion": each, **tools} for each in answers
         ]
@@ -90,6 +92,17 @@ def _split(chosen: list[Any], rejected: list[Any]) -> tuple[list[Any], list[list
     if num in (len(chosen), len(rejected)):
         raise BadRowError("has a conversation in chosen or rejected that the other one continues")
     return chosen[:num], [chosen[num:], rejected[num:]]
+
+
+def _check_within(given: Any, messages: list[Any]) -> None:
+    """Raise BadRowError unless a prompt in a column of its own is a part of the conversations."""
+    texts = [each.get("content") for each in messages]
+    asked = [each.get("content") for each in given if isinstance(each, dict)] if isinstance(given, list) else [given]
+    if left_out := [text for text in asked if text and not any(str(text).strip() in str(each) for each in texts)]:
+        raise BadRowError(
+            f"has {str(left_out[0])[:80]!r} in prompt, and the conversations in chosen and rejected do not begin with "
+            "it. Put it into both, or remove the column"
+        )
 
 
 def _as_list(messages: Any) -> list[Any]:

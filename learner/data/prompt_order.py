@@ -41,8 +41,9 @@ def order_name(rows_by_entry: Sequence[int], weights: Sequence[float] | None, is
     """Return a description of the order, apart from prompts and seed. All attempts of a run must have the same."""
     if weights is None:
         return USUAL_ORDER if is_shuffled else "as the rows lie"
-    shares = ", ".join(str(share) for share in shares_of(rows_by_entry, weights))
-    return f"of {_BLOCK} prompts {shares} of each entry{'' if is_shuffled else ', as the rows lie'}"
+    shares = zip(shares_of(rows_by_entry, weights), rows_by_entry, strict=True)
+    entries = ", ".join(f"{share} of the {num_rows} rows of entry {i}" for i, (share, num_rows) in enumerate(shares, 1))
+    return f"of {_BLOCK} prompts {entries}{'' if is_shuffled else ', as the rows lie'}"
 
 
 class PromptOrder:

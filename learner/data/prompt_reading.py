@@ -14,6 +14,7 @@ from protocol.settings.data import DataEntry, DataSettings, entries_of
 
 _JUDGED_AT_ONCE = 4096
 _NO_LIMIT = 1 << 62
+_INDEX_VERSION = 2  # raised when the same rows get another index
 
 
 class RowName(NamedTuple):
@@ -69,7 +70,7 @@ def index_key(given: str | Sequence[str | DataEntry], data: DataSettings) -> str
     """Return the settings of a data set as text. An index is valid only for the same text."""
     entries = [entry.model_dump(mode="json") for entry in entries_of(given)]
     shape = data.model_dump(mode="json", exclude={"train", "eval", "curriculum", "shuffle", "max_skipped_share"})
-    return json.dumps([entries, shape], sort_keys=True)
+    return json.dumps([entries, shape, _INDEX_VERSION], sort_keys=True)
 
 
 class _Reading:

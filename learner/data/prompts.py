@@ -145,7 +145,8 @@ def make_prompt(row: Row, file: str, name: str, shape: PromptShape) -> Prompt:
     """
     content = row.content
     if shape.is_whole_row:
-        return Prompt(make_uid(name, row.number, content, None), "", None, content)
+        uid = make_uid(name, row.number, content, None)
+        return Prompt(uid, "", None, content, sha256(uid.encode()).digest()[:HASH_BYTES])
     prompt = shape.apply(content, f"{file} line {row.number}")
     if not is_prompt(prompt):
         raise SettingsError(

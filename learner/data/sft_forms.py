@@ -11,7 +11,7 @@ text                                             all of it and its end token: co
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,20 @@ _UNREAD = (
     *("prompt_mask", "response_mask", "weights", "weight", "loss_weights", "position_ids", "seq_lengths"),
     "chat_template_kwargs",
 )
+_LOSS = "Give loss: true or false, or weight: a number"
+_UNREAD_IN_MESSAGES = {
+    **dict.fromkeys(("trainable", "loss_mask", "loss_weight", "mask", "masked"), _LOSS),
+    "function_call": "Make it tool_calls",
+}
+_PARTS = {
+    "system": "Make it a message of the role system",
+    "system_prompt": "Make it a message of the role system",
+    "history": "Make it messages",
+    "query": "Make it a part of the prompt, or remove it",
+    "prompt": "Make it a part of the input, or remove it",
+    "functions": "Name it tools, with a schema each",
+}
+"""Columns with a part of a conversation, and what to do where the form does not read them."""
 _PREFERENCES = ("chosen", "rejected", "rejected_response", "rejected_messages", "kto_tag")
 
 
@@ -111,19 +125,19 @@ def recognise(row: dict[str, Any]) -> tuple[str, Content]:
         if all(column in row for column in columns):
             if row.get("label") in (True, False, "true", "false", "True", "False"):
                 raise BadRowError("has a label that is true or false: fine-tuning would learn the bad answers too")
-            refuse_unread(row, reads_system=read in (_share_gpt, _alpaca))
+            refuse_unread(row, _READ_BESIDES.get(columns, ()))
             return " + ".join(columns), read(row)
     expected = ", ".join(" + ".join(columns) for columns, _ in _FORMS)
     raise BadRowError(f"has the keys {sorted(row)}, expected one of these: {expected}")
 
 
-def refuse_unread(row: dict[str, Any], *, reads_system: bool) -> None:
-    """Raise BadRowError for a column that changes what is learnt and that the row's form does not read."""
-    systems = [key for key in ("system", "system_prompt") if row.get(key)]
-    if systems and not (reads_system and systems == ["system"]):
-        raise BadRowError(
-            f"has the column {systems[0]}, which this form does not read. Make it a message of the role system"
-        )
+def refuse_unread(row: dict[str, Any], read: Collection[str]) -> None:
+    """Raise BadRowError for a column that changes what is learnt and that the row's form does not read.
+
+    read: those of `_PARTS` that it reads, or that repeat a part of it.
+    """
+    if parts := [key for key in _PARTS if row.get(key) and key not in read]:
+        raise BadRowError(f"has the column {parts[0]}, which this form does not read. {_PARTS[parts[0]]}")
     if unread := [key for key in _UNREAD if row.get(key) is not None]:
         raise BadRowError(f"has the column {unread[0]}, which is not read and would change what is learnt. Remove it")
     if unread := [key for key in ("images", "image", "videos", "audios") if row.get(key)]:
@@ -168,12 +182,14 @@ def _alpaca(row: dict[str, Any]) -> Chat:
     if not isinstance(history, list) or not all(isinstance(each, list) and len(each) == 2 for each in history):
         raise BadRowError(f"history is {history!r}, expected a list of [question, answer]")
     question = row["instruction"]
-    if isinstance(question, str) and isinstance(row.get("input"), str) and row["input"]:
-        question += "\n" + row["input"]
+    if more := row.get("input"):
+        if not isinstance(more, str):
+            raise BadRowError(f"input is {more!r}, expected a string")
+        question = f"{question}\n{more}" if isinstance(question, str) else question
     messages = [{"role": "system", "content": row["system"]}] if row.get("system") else []
     for asked, answered in [*history, (question, row["output"])]:
         messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-    return _learn_answers(_checked_messages(messages, "instruction + output"), None)
+    return _learn_answers(_checked_messages(messages, "instruction + output"), _tools(row))
 
 
 def _answer_of(prompt_key: str, answer_key: str) -> Callable[[dict[str, Any]], Content]:
@@ -181,6 +197,10 @@ def _answer_of(prompt_key: str, answer_key: str) -> Callable[[dict[str, Any]], C
         prompt, answer = row[prompt_key], row[answer_key]
         if not isinstance(prompt, str):
             prompt = _checked_messages(prompt, prompt_key)
+        if isinstance(prompt, str) and row.get("tools"):
+            raise BadRowError(
+                f"has tools, which a text in {prompt_key} cannot name. Make the prompt a list of messages"
+            )
         if isinstance(answer, str):
             return Completion(prompt, answer, _tools(row))
         if not isinstance(answer, list) or isinstance(prompt, str):
@@ -229,6 +249,20 @@ _FORMS: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any]], Content]], ...] 
 )
 
 
+# A row of whole texts, tokens or messages may keep the columns that it was made from.
+_MADE_FROM = ("history", "query", "prompt")
+_READ_BESIDES: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("segments",): (*_MADE_FROM, "functions"),
+    ("messages",): _MADE_FROM,
+    ("conversations",): ("system", *_MADE_FROM),
+    ("instruction", "output"): ("system", "history", "prompt"),
+    ("prompt", "completion"): ("prompt",),
+    ("prompt", "response"): ("prompt",),
+    ("input_ids",): (*_MADE_FROM, "functions"),
+    ("text",): (*_MADE_FROM, "functions"),
+}
+
+
 def _learn_answers(messages: Messages, tools: list[Any] | None) -> Chat:
     if not any(message["role"] == "assistant" for message in messages):
         raise BadRowError("has no message of the role assistant: there is nothing to learn from it")
@@ -261,6 +295,8 @@ def _checked_messages(messages: Any, key: str) -> Messages:
             raise BadRowError(f"{key}[{i}] has no role")
         if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
             raise BadRowError(f"{key}[{i}].content is {message.get('content')!r}, expected a string")
+        if unread := [name for name in _UNREAD_IN_MESSAGES if message.get(name) is not None]:
+            raise BadRowError(f"{key}[{i}] has {unread[0]}, which is not read. {_UNREAD_IN_MESSAGES[unread[0]]}")
         checked.append(with_objects({name: each for name, each in message.items() if each is not None}))
         if calls := checked[-1].get("tool_calls"):
             _check_calls(calls, f"{key}[{i}].tool_calls")

@@ -97,6 +97,10 @@ def _check_whole(model: Any, settings: PolicySettings) -> None:
             f"{where} have {len(unused)} tensors that a {model.config.model_type} model of its config.json does not "
             f"use, such as {unused[0]}. Merge adapters into the model, or correct config.json."
         )
+    if "score.weight" in unused_tensors(model):
+        raise OperatorError(
+            f"{where} are of a reward model (score.weight), which writes no text. Use a language model."
+        )
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if model.config.tie_word_embeddings and head is not None and head.weight is not embedding.weight:
         raise OperatorError(

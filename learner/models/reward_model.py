@@ -82,4 +82,5 @@ def _describe(path: Path, scale: tuple[float, float] | None) -> None:
     config |= {"architectures": [name]} if name else {}
     config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}  # one output
     config |= {"mean": None, "std": None} if scale is None else {"mean": scale[0], "std": scale[1]}
+    config.pop("normalize_reward", None)  # of the model that the training began from
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -43,6 +43,9 @@ class RewardModelling:
         self._num_epochs = settings.learner.num_epochs
         self._loss = partial(pair_loss, settings.preference.center_coefficient)
         self._held_out = HeldOut(roles, settings, model, lambda _: self._loss, _held_out_means, reduce)
+        if not settings.data.eval:
+            for name in _SCALE:  # of weights that nothing measures any more
+                self._memory.pop(f"held_out_{name}", None)
         self._keep_scale({})
 
     def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:

@@ -26,6 +26,13 @@ def check_same_tokens(setting: str, folder: Path, policy: Path, *, trust_remote_
             f"{setting} has another tokenizer than policy.model: {moved[0]} is token {other_ids[moved[0]]} in it and "
             f"{ids[moved[0]]} in the policy. Use a model with the policy's tokenizer, or leave {setting} empty."
         )
+    others_names = {token: name for name, token in other_ids.items()}
+    if renamed := [(token, name) for name, token in ids.items() if others_names.get(token, name) != name]:
+        token, name = renamed[0]
+        raise OperatorError(
+            f"{setting} has another tokenizer than policy.model: token {token} is {others_names[token]} in it and "
+            f"{name} in the policy. Use a model with the policy's tokenizer, or leave {setting} empty."
+        )
     found, expected = (each(_TEXT, add_special_tokens=False)["input_ids"] for each in (other, own))
     if found != expected:
         place = next((i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), 0)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from learner.checkpoint.folder import newer_than, newest_valid, open_checkpoint, point_latest, set_aside_newer
 from learner.checkpoint.manifest import Checkpoint
-from learner.disk.run_folder import CHECKPOINTS, LEDGER, LOCK, LOGS, RECORDS, SETTINGS, WANDB_ID
+from learner.disk.run_folder import CHECKPOINTS, LEDGER, LOCK, LOGS, RECORDS, SEARCH_INDEX, SETTINGS, WANDB_ID
 from protocol.disk.files import aside_of, copy_synced, move_synced, replace_file, sync
 from protocol.disk.lock import file_lock
 from protocol.errors import OperatorError, SettingsError
@@ -247,6 +247,9 @@ def _go_back_to(checkpoint: Checkpoint, folder: Path) -> None:
     for name in RECORDS:
         _cut_back(folder / name, checkpoint.step if _is_of(folder, checkpoint) else -1)
         failpoint("run_folder.record_cut")
+    searched = checkpoint.path.parents[1] / SEARCH_INDEX
+    if searched.exists() and not (folder / SEARCH_INDEX).exists():
+        copy_synced(searched, folder / SEARCH_INDEX)
     if checkpoint.run_id == folder.name and (checkpoint.path / WANDB_ID).exists() and not (folder / WANDB_ID).exists():
         copy_synced(checkpoint.path / WANDB_ID, folder / WANDB_ID)
 

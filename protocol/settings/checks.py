@@ -373,11 +373,11 @@ def _in_evaluations(settings: "Settings") -> Iterator[str]:
 
 
 def _in_filter(settings: "Settings") -> Iterator[str]:
-    """Find a filter without scores to judge by."""
+    """Find a filter, or a curriculum, without scores to judge by."""
     chosen, weights = settings.filter, {endpoint.name: endpoint.weight for endpoint in settings.rewards.endpoints}
-    if not chosen.dynamic_sampling:
+    if not (chosen.dynamic_sampling or settings.data.curriculum.is_on):
         return
-    if settings.rollout.group_size < 2:
+    if chosen.dynamic_sampling and settings.rollout.group_size < 2:
         yield (
             f"filter.dynamic_sampling judges a prompt by its group, and rollout.group_size = "
             f"{settings.rollout.group_size}. Use at least 2 samples of a prompt, or turn the filter off."

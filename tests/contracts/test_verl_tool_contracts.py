@@ -169,12 +169,21 @@ async def test_rewards_of_a_tool_count_as_the_setting_says(tmp_path: Path, rewar
     assert trajectory.facts.reward_parts == {"bundled": 0.5, "environment": pytest.approx(given)}
 
 
-async def test_tool_that_raises_fails_the_sample_and_is_released(tmp_path: Path) -> None:
-    failing = NEW.replace("state = self._instances[instance_id]\n", 'raise OSError("no disk")\n', 1)
-    failed, _ = await _played(_written(tmp_path, "guess_failing", failing), ["5"], ToolsSettings())
+@pytest.mark.parametrize(
+    ("module", "code", "problem"),
+    [
+        ("guess_failing", 'raise OSError("no disk")', "OSError: no disk"),
+        ("guess_number", "return 5, 0.0, {}", "a tool answered with 5, expected a text or a ToolResponse"),
+    ],
+)
+async def test_tool_that_raises_or_gives_no_text_fails_the_sample_and_is_released(
+    tmp_path: Path, module: str, code: str, problem: str
+) -> None:
+    failing = NEW.replace("state = self._instances[instance_id]\n", f"{code}\n", 1)
+    failed, _ = await _played(_written(tmp_path, module, failing), ["5"], ToolsSettings())
     assert isinstance(failed, m.SampleFailed), failed
-    assert (failed.boundary, "OSError: no disk" in failed.detail) == ("environment", True)
-    assert sys.modules["guess_failing"].log[-1] == ("release", 0)
+    assert (failed.boundary, problem in failed.detail) == ("environment", True), failed.detail
+    assert sys.modules[module].log[-1] == ("release", 0)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,9 @@ def test_answer_matches_any_target_but_only_whole() -> None:
 @pytest.mark.parametrize(
     ("answer", "target", "is_same"),
     [
+        ("(A).", "A", True),
+        ("a", '"A"', True),
+        ("the", "A", False),
         ("35", "3.5", False),
         ("3.5", "35", False),
         ("5", "-5", False),

@@ -36,6 +36,11 @@ async def test_what_a_function_prints_is_not_read_as_a_reply(tmp_path: Path) -> 
     assert (await scorer(SAMPLES[1:]))[0].reward == 1.0
 
 
+async def test_program_that_a_function_starts_reads_no_other_samples_request(tmp_path: Path) -> None:
+    scorer = load_scorer(_scorer_of(tmp_path, "return float(os.popen('timeout 5 cat').read() == '')"))
+    assert [score.reward for score in await asyncio.wait_for(scorer(SAMPLES * 2), 30.0)] == [1.0] * 4
+
+
 async def test_several_processes_run_calls_at_the_same_time(tmp_path: Path) -> None:
     body = f"open('{tmp_path}/' + sample.label, 'w'); t = time.time() + 20\n"
     body += (

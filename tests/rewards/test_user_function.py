@@ -353,8 +353,8 @@ async def test_task_of_a_function_that_exits_fails_its_request_alone(tmp_path: P
 async def test_invalid_logs_are_skipped(tmp_path: Path) -> None:
     path = write(
         tmp_path,
-        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    return {'score': 1.0, 'acc': True, 'loss': float('nan'), 'size': 10**400, 'said': 'x'}\n",
+        "import numpy\ndef compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return {'score': 1.0, 'acc': numpy.bool_(1), 'loss': float('nan'), 'size': 10**400, 'said': 'x'}\n",
     )
     assert await rewards_of(path) == [Score(1.0, logs={"acc": 1.0})] * 2
 

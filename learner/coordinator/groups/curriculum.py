@@ -25,6 +25,8 @@ class Curriculum:
     def __init__(self, settings: Settings, ledger: Ledger) -> None:
         self._settings = settings.data.curriculum
         self._score = settings.filter.score
+        # Samples of a start without this endpoint say nothing about a prompt; one without the environment's part has 0.
+        self._missing = 0.0 if self._score == "environment" else None
         self._group_size = settings.rollout.group_size
         self._ledger = ledger
         self._counts = {"easy": 0, "hard": 0}
@@ -43,9 +45,11 @@ class Curriculum:
                 earlier = int(stated[1])  # it was left out for the scores of that epoch: none are newer
                 continue
             scores = self._ledger.scores_of(name)
-            if len(scores) == self._group_size:
-                own = [score if self._score == "reward" else parts.get(self._score, 0.0) for score, parts in scores]
-                return self._judge(mean_score(own), earlier)
+            own = [
+                score if self._score == "reward" else parts.get(self._score, self._missing) for score, parts in scores
+            ]
+            if len(own) == self._group_size and None not in own:
+                return self._judge(mean_score([score for score in own if score is not None]), earlier)
             earlier -= 1
         return None
 

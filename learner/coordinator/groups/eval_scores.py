@@ -27,7 +27,7 @@ class HeldOutSet:
     temperature: float | None = None  # None: rollout.temperature
 
     def identity(self, usual_temperature: float) -> str:
-        """Return what decides a policy's scores, apart from the rewards. usual_temperature: rollout.temperature."""
+        """Return the prompts and the temperature of the scores. usual_temperature: rollout.temperature."""
         temperature = usual_temperature if self.temperature is None else self.temperature
         return f"{rows_digest(self.prompts)} at temperature {temperature:g}"
 

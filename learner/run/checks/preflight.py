@@ -46,7 +46,6 @@ from protocol.settings.settings import Settings
 
 _OF_A_START = ("run.name", "run.dir", "run.resume")  # settings that change nothing about a run
 _OF_FIRST_WEIGHTS = ("policy.model", "policy.warm_start.", "critic.model")  # settings that a checkpoint replaces
-_MOST_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -162,12 +161,11 @@ def notice_changes(settings: Settings, start: RunStart) -> str | None:
     ]
     if not changed:
         return None
-    more = f", and {len(changed) - _MOST_SHOWN} more" if len(changed) > _MOST_SHOWN else ""
     has_critic = (start.checkpoint.path / "state" / "critic").is_dir()
     first = _OF_FIRST_WEIGHTS if has_critic else _OF_FIRST_WEIGHTS[:-1]
     unused = [name for name in (one.partition(" ")[0] for one in changed) if name.startswith(first)]
     note = f" No effect on the checkpoint's weights: {', '.join(unused)}." if unused else ""
-    return f"Changed since the last start: {', '.join(changed[:_MOST_SHOWN])}{more}.{note}"
+    return f"Changed since the last start: {', '.join(changed)}.{note}"
 
 
 def check_same_files(model: Path, start: RunStart) -> None:

@@ -122,6 +122,9 @@ def _text(response: Any) -> str:
     if isinstance(response, str):
         return response
     fields = response if isinstance(response, Mapping) else getattr(response, "__dict__", {})
+    if not (fields.keys() & {"text", "image", "video"}):
+        problem = f"a tool answered with {response!r:.80}, expected a text or a ToolResponse"
+        raise NeighbourError(_ENVIRONMENT, problem)
     if fields.get("image") or fields.get("video"):
         raise NeighbourError(_ENVIRONMENT, "a tool answered with pictures, and the policy reads text alone")
     text = fields.get("text")

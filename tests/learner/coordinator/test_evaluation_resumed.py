@@ -104,7 +104,12 @@ def test_what_is_held_back_stands_in_the_ledger_until_it_is_written(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "section", [{"eval": {"every_steps": 1, "num_prompts": 1, "samples": 1}}, {"rollout": {"temperature": 0.5}}]
+    "section",
+    [
+        {"eval": {"every_steps": 1, "num_prompts": 1, "samples": 1}},
+        {"rollout": {"temperature": 0.5}},
+        {"sampling": {"stop": ["\n"]}},
+    ],
 )
 def test_scores_of_a_set_that_a_resume_changed_name_their_first_step_in_all_later_starts(
     tmp_path: Path, section: dict[str, Any]
@@ -115,7 +120,7 @@ def test_scores_of_a_set_that_a_resume_changed_name_their_first_step_in_all_late
     other = Settings.model_validate(evaluated(1).model_dump() | section)
     resumed = restart(script, other, step=1)
     (notice,) = resumed.coordinator.status().notices
-    assert notice.startswith("The held-out set held_out has other prompts or another temperature from step 2 on")
+    assert notice.startswith("The held-out set held_out has other prompts or other sampling from step 2 on")
     again = restart(resumed, other, step=1)
     assert again.coordinator.status().notices == ()
     evaluate(again, 1, 0.5)

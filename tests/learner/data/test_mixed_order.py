@@ -66,3 +66,4 @@ def test_name_of_an_order_tells_apart_what_gives_another_order() -> None:
     given = [(None, True), (None, False), ([1.0, 1.0], True), ([1.0, 1.0], False), ([1.0, 2.0], True)]
     assert len({order_name([5, 5], weights, shuffle) for weights, shuffle in given}) == 5
     assert order_name([5, 5], [1.0, 1.0], True) == order_name([5, 5], [2.0, 2.0], True)
+    assert order_name([5, 5], [1.0, 1.0], True) != order_name([4, 6], [1.0, 1.0], True)

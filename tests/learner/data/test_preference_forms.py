@@ -56,6 +56,11 @@ def test_texts_are_completions_of_their_prompt() -> None:
         ({"prompt": "q", "chosen": 1, "rejected": 2}, "completion is 1, expected a string"),
         ({"system": "s", "prompt": "q", "chosen": "a", "rejected": "b"}, "has the column system, which this form does"),
         ({"images": ["p.png"], "prompt": "q", "chosen": "a", "rejected": "b"}, "has the column images, and only text"),
+        (
+            {"prompt": [SYSTEM, USER], "chosen": [USER, says("a")], "rejected": [USER, says("b")]},
+            "in prompt, and the conversations in chosen and rejected do not begin with it",
+        ),
+        ({"history": [["x", "y"]], "prompt": "q", "chosen": "a", "rejected": "b"}, "has the column history, which"),
         ({"messages": [USER], "rejected_response": "b"}, "does not end with the assistant's chosen answer"),
     ],
 )

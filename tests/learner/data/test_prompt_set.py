@@ -69,6 +69,13 @@ def test_uids_and_their_digest_are_those_of_older_versions(tmp_path: Path) -> No
     assert prompts_digest(list(prompts)) == prompts.digest
 
 
+def test_digest_of_demonstrations_is_of_their_contents(tmp_path: Path) -> None:
+    answers = ["4", "4", "5"]
+    rows = [json.dumps({"prompt": "2 + 2 =", "completion": answer}) for answer in answers]
+    digests = [load_prompts(str(jsonl(tmp_path, row)), DataSettings(form="demonstrations")).rows_digest for row in rows]
+    assert (digests[0] == digests[1], digests[0] == digests[2]) == (True, False)
+
+
 def test_rows_that_are_judged_unusable_are_left_out_with_their_reasons(tmp_path: Path) -> None:
     def judge(prompts: Sequence[Prompt]) -> list[Refusal | None]:
         return [Refusal("is odd.") if prompt.columns["hops"] % 2 else None for prompt in prompts]

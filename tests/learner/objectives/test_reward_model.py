@@ -58,8 +58,8 @@ def table() -> Tensor:
     return torch.randn(V, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
 
 
-def objective_of(engine: TableRewards, center: float, memory: dict[str, float]) -> RewardModelling:
-    given = {"objective": "reward_model", "preference": {"center_coefficient": center}}
+def objective_of(engine: TableRewards, center: float, memory: dict[str, float], **data: str) -> RewardModelling:
+    given = {"objective": "reward_model", "preference": {"center_coefficient": center}, "data": data}
     roles = Roles(cast(Any, engine), memory=memory)
     return RewardModelling(roles, Settings.model_validate(given), Path(), lambda sums: sums)
 
@@ -114,7 +114,10 @@ def test_loss_is_that_of_trl_1_16_for_the_same_rewards(margins: Sequence[float],
     assert float(means["reward_std"]) == pytest.approx(rewards.std(correction=0).item(), rel=1e-5)
 
 
-def test_resumed_run_keeps_the_scale_of_held_out_rewards() -> None:
+@pytest.mark.parametrize(("data", "scale"), [({"eval": "rows.jsonl"}, (0.5, 2.0)), ({}, None)])
+def test_resumed_run_keeps_the_scale_of_held_out_rewards_while_it_has_such_rows(
+    data: dict[str, str], scale: Any
+) -> None:
     engine = TableRewards(table())
-    objective_of(engine, 0.0, {"held_out_reward_mean": 0.5, "held_out_reward_std": 2.0})
-    assert engine.scale == (0.5, 2.0)
+    objective_of(engine, 0.0, {"held_out_reward_mean": 0.5, "held_out_reward_std": 2.0}, **data)
+    assert engine.scale == scale

@@ -48,11 +48,20 @@ def test_another_tokenizer_of_equal_size_is_refused_with_the_first_token_that_di
         check_same_tokens("critic.model", critic, policy)
 
 
-def test_special_token_at_another_place_is_refused(folders: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize(
+    ("others", "found"),
+    [
+        (["<|im_end|>", "<|im_start|>"], r"<\|im_.* is token \d+ in it and"),
+        (["<|User|>", "<|Assistant|>"], r"token \d+ is <\|.*\|> in it and <\|im_"),
+    ],
+)
+def test_special_token_at_another_place_or_of_another_name_is_refused(
+    folders: tuple[Path, Path], others: list[str], found: str
+) -> None:
     policy, critic = folders
-    for folder, names in ((policy, ["<|im_start|>", "<|im_end|>"]), (critic, ["<|im_end|>", "<|im_start|>"])):
+    for folder, names in ((policy, ["<|im_start|>", "<|im_end|>"]), (critic, others)):
         tokenizer = AutoTokenizer.from_pretrained(folder)
         tokenizer.add_special_tokens({"additional_special_tokens": names})
         tokenizer.save_pretrained(folder)
-    with pytest.raises(OperatorError, match=r"another tokenizer than policy\.model: <\|im_.* is token \d+ in it and"):
+    with pytest.raises(OperatorError, match=rf"another tokenizer than policy\.model: {found}"):
         check_same_tokens("critic.model", critic, policy)

@@ -132,3 +132,11 @@ def test_source_passes_a_thousand_prompts_at_once(ledger: Ledger) -> None:
     assert source.take() is not None  # drawn after a thousand
     assert source.take() is None
     assert source.take() is not None
+
+
+def test_samples_without_the_score_say_nothing_about_their_prompt(ledger: Ledger) -> None:
+    given = settings(hard=0.0, every=3)
+    other = given.model_copy(update={"filter": given.filter.model_copy(update={"score": "style"})})
+    source, _ = drawing(other, ledger)
+    assert len({*train(ledger, source, 8)}) == 8  # two epochs, each with all four prompts
+    assert left_out(ledger) == {}
