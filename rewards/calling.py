@@ -143,7 +143,9 @@ class _TrlForm:
         takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         self._names = None if takes_any else frozenset(parameters)
         # Options of the function's own, such as target=200, are no labels.
-        self._options = {name for name, each in parameters.items() if each.default not in (each.empty, None)}
+        self._options = {
+            name for name, each in parameters.items() if each.default not in (each.empty, None, "", [], ())
+        }
         self._takes_messages = takes_messages
         self._label_names = (label_name,) if label_name else LABEL_NAMES
 

@@ -42,8 +42,13 @@ def _is_same(answer: str, target: str) -> bool:
         given, wanted = _words_of(answer), _words_of(target)
         return len(given) == len(wanted) and all(map(_is_same_word, given, wanted))
     # Normalisation removes an answer such as the letter A, and an empty answer would match.
-    alone, wanted = ((text.lower().strip(f"{string.punctuation} "), text.lower().strip()) for text in (answer, target))
-    return alone[0] == wanted[0] if wanted[0] and alone[0] else alone[1] == wanted[1]
+    return _bare(answer) == _bare(target)
+
+
+def _bare(text: str) -> str:
+    """Return the text without punctuation around it, or as it is where nothing else is left. Example: (A). -> a"""
+    text = text.strip().lower()
+    return text.strip(string.punctuation + string.whitespace) or text
 
 
 def _words_of(text: str) -> list[str]:

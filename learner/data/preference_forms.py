@@ -54,6 +54,8 @@ def _of_columns(row: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
         return "instruction + chosen + rejected", _last_learnt(prompts, tools)
     if "prompt" not in row:
         raise BadRowError("has chosen and rejected as text without a prompt. Add the column prompt")
+    if (asked := row["prompt"]) and all(isinstance(each, str) and each.startswith(str(asked)) for each in answers):
+        raise BadRowError("has chosen and rejected that both begin with the prompt. Remove it from them")
     return "prompt + chosen + rejected", [{"prompt": row["prompt"], "completion": each, **tools} for each in answers]
 
 

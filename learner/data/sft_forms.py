@@ -173,8 +173,20 @@ def _share_gpt(row: dict[str, Any]) -> Chat:
             expected = ", ".join([*_ROLES, *_OWN_ROLES])
             raise BadRowError(f"conversations[{i}].from is {name!r}, expected one of {expected}")
         others = {key: value for key, value in each.items() if key not in ("from", "role", "value", "content")}
-        messages.append({"role": role, "content": each.get("value", each.get("content")), **others})
+        said = {"content": each.get("value", each.get("content"))}
+        messages.append({"role": role, **(_called(said["content"]) if name == "function_call" else said), **others})
     return _learn_answers(_checked_messages(messages, "conversations"), _tools(row))
+
+
+def _called(text: Any) -> dict[str, Any]:
+    """Return a call that is JSON with name and arguments as the chat templates know it."""
+    try:
+        call = json.loads(text)
+    except (TypeError, ValueError):
+        call = None
+    if not isinstance(call, dict) or "name" not in call:
+        raise BadRowError(f"has the function_call {str(text)[:80]!r}, expected JSON with name and arguments")
+    return {"content": "", "tool_calls": [{"type": "function", "function": call}]}
 
 
 def _alpaca(row: dict[str, Any]) -> Chat:
@@ -197,6 +209,8 @@ def _answer_of(prompt_key: str, answer_key: str) -> Callable[[dict[str, Any]], C
         prompt, answer = row[prompt_key], row[answer_key]
         if not isinstance(prompt, str):
             prompt = _checked_messages(prompt, prompt_key)
+            if prompt and prompt[-1]["role"] == "assistant":
+                raise BadRowError(f"{prompt_key} ends with the assistant's message. Give the conversation as messages")
         if isinstance(prompt, str) and row.get("tools"):
             raise BadRowError(
                 f"has tools, which a text in {prompt_key} cannot name. Make the prompt a list of messages"
@@ -293,6 +307,8 @@ def _checked_messages(messages: Any, key: str) -> Messages:
     for i, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise BadRowError(f"{key}[{i}] has no role")
+        if (role := message["role"]) not in _OWN_ROLES and role.lower() in (*_ROLES, "assistant", "model", "bot"):
+            raise BadRowError(f"{key}[{i}].role is {role!r}, expected one of {', '.join(_OWN_ROLES)}")
         if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
             raise BadRowError(f"{key}[{i}].content is {message.get('content')!r}, expected a string")
         if unread := [name for name in _UNREAD_IN_MESSAGES if message.get(name) is not None]:

@@ -212,7 +212,7 @@ def _completion_segments(content: Completion, tokenizer: "PreTrainedTokenizerBas
         _check_written(messages, content.tools, prompt)
     end = str(tokenizer.eos_token or "")
     # A text that a template has written ends so already.
-    last = [] if end and content.response.endswith(end) else [Segment(end, 1.0)]
+    last = [] if end and content.response.rstrip().endswith(end) else [Segment(end, 1.0)]
     if not prompt:
         return [Segment(content.response, 1.0, _start_of(content.response, tokenizer)), *last]
     return [Segment(prompt, 0.0, place), Segment(content.response, 1.0), *last]
