@@ -25,7 +25,6 @@ _LISTS = {
     "trusted-host": ("UV_INSECURE_HOST", " "),
 }
 _SECTIONS = ("global", "install", ":env:")
-_FLAGS = {"no-index": "UV_NO_INDEX"}
 
 
 def main() -> None:
@@ -64,9 +63,9 @@ def uv_settings(settings: Mapping[str, str]) -> dict[str, str]:
     for name, (variable, separator) in _LISTS.items():
         if settings.get(name, "").split():
             variables[variable] = separator.join(settings[name].split())
-    for name, variable in _FLAGS.items():
-        if settings.get(name, "").lower() in ("1", "true", "yes", "on"):
-            variables[variable] = "1"
+    if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+        variables.pop("UV_INDEX", None)
+        variables["UV_DEFAULT_INDEX"] = "file:///nonexistent"  # uv has no variable for --no-index: an empty index
     return variables
 
 

@@ -113,9 +113,8 @@ def _healthy(arguments: Sequence[str]) -> None:
 
 def _status(arguments: Sequence[str]) -> None:
     """Show the table. Raises: OperatorError when no cluster runs, or a part of it is down."""
-    as_json = list(arguments) == ["--json"]
-    _check_no_options("status", [] if as_json else arguments)
-    down = show_cluster(read_cluster(), this_home(), as_json=as_json)
+    _check_no_options("status", [each for each in arguments if each != "--json"])
+    down = show_cluster(read_cluster(), this_home(), as_json="--json" in arguments)
     if down:
         raise OperatorError(
             f"Down: {', '.join(down)}. The node's keeper restarts an ended service by itself; "

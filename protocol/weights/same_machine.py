@@ -173,6 +173,8 @@ class SameMachineGroup:
                 _copy_from_card(handle, flat)
             elif descriptors:
                 _copy_from_kernel(descriptors[0], flat)
+            else:  # the kernel discards a descriptor at the limit of open files
+                raise ConnectionError("the bucket did not arrive: this process cannot open another file (ulimit -n)")
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

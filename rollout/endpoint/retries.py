@@ -2,8 +2,8 @@
 
 A request is a retry of an earlier one when
 - it has the same Idempotency-Key; or
-- it has the same body, and it has an X-Stainless-Retry-Count above 0 (OpenAI's clients) or the client of the earlier
-  one left without its answer.
+- it has the same body, and it has an X-Stainless-Retry-Count other than 0 (OpenAI's clients), or the client of the
+  earlier one left without its answer.
 Two requests of one body, both with waiting clients, are two: an agent may draw several turns of one history.
 """
 
@@ -35,8 +35,8 @@ class RequestId:
     def of(cls, request: Request, raw: bytes) -> "RequestId":
         """Return the identity of a request with this body."""
         digest = hashlib.blake2b(request.url.path.encode() + b"\0" + raw, digest_size=16).digest()
-        retries = request.headers.get("x-stainless-retry-count", "0")
-        return cls(digest, request.headers.get("idempotency-key"), retries.isdecimal() and int(retries) > 0)
+        is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
+        return cls(digest, request.headers.get("idempotency-key"), is_retry)
 
 
 @dataclass(eq=False)

@@ -17,8 +17,12 @@ def test_lists_are_separated_as_uv_wants_them() -> None:
     assert uv_settings(settings) == {"UV_INDEX": "https://a/simple https://b/simple", "UV_FIND_LINKS": "/x,/y"}
 
 
-def test_flag_is_passed_on_when_it_is_set() -> None:
-    assert uv_settings({"no-index": "true"}) == {"UV_NO_INDEX": "1"}
+def test_no_index_leaves_uv_an_empty_one() -> None:
+    settings = {"index-url": "https://a/simple", "extra-index-url": "https://b/simple", "find-links": "/x"}
+    assert uv_settings({**settings, "no-index": "true"}) == {
+        "UV_DEFAULT_INDEX": "file:///nonexistent",
+        "UV_FIND_LINKS": "/x",
+    }
     assert uv_settings({"no-index": "false"}) == {}
 
 

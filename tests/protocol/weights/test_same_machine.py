@@ -103,6 +103,15 @@ def test_a_bucket_of_another_size_is_refused(pair: tuple[SameMachineGroup, SameM
         assert isinstance(sending.exception(), PeerLostError)
 
 
+def test_receiver_without_the_buckets_descriptor_fails() -> None:
+    """The kernel drops the descriptor when the receiver cannot open another file."""
+    sender, own = socket.socketpair()
+    sender.sendall(bytes(8))
+    with sender, pytest.raises(PeerLostError, match="cannot open another file"):
+        SameMachineGroup([own], DEADLINE_S, is_sender=False).broadcast(torch.zeros(8, dtype=torch.uint8))
+    own.close()
+
+
 def test_nothing_is_left_open_after_a_group() -> None:
     name = secrets.token_hex(8)
     listen_here(name).close()
