@@ -20,7 +20,7 @@ def seq_mean_token_mean(counts: Tensor, constant: float) -> Tensor:
 
 
 def seq_mean_token_sum(counts: Tensor, constant: float) -> Tensor:
-    """The mean over trajectories of the sum over tokens: the policy gradient of whole answers, without a baseline."""
+    """The mean over trajectories of the sum over tokens: the policy gradient of whole answers."""
     return _per_trajectory(counts, 1.0 / _num_trained(counts))
 
 

@@ -13,7 +13,7 @@ _EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class RunningMoments:
-    """Three numbers, for the checkpoint."""
+    """Count, mean and spread of all rewards so far. The checkpoint holds them."""
 
     count: float = 0.0
     mean: float = 0.0

@@ -31,15 +31,13 @@ class Advantage:
             raise ValueError("an advantage has either of_groups or of_tokens")
 
 
-def check_group(rewards: Tensor) -> None:
+def distances(rewards: Tensor, baseline: Tensor) -> Tensor:
+    """Return rewards [P, G] less their baseline ([P, 1] or [P, G]), and exactly 0 in a group of equal rewards.
+
+    There the baseline's rounding error would otherwise be divided by a deviation of 1e-6.
+    Raises: ValueError when G < 2.
+    """
     if rewards.shape[1] < 2:
         raise ValueError("a group needs at least 2 samples: one sample has no group to be compared with")
-
-
-def is_equal(rewards: Tensor) -> Tensor:
-    return rewards.amax(dim=1, keepdim=True) == rewards.amin(dim=1, keepdim=True)
-
-
-def distances_from_mean(rewards: Tensor) -> Tensor:
-    """Exactly zero for equal rewards: rounding in the mean would otherwise be divided by a deviation of 1e-6."""
-    return torch.where(is_equal(rewards), torch.zeros_like(rewards), rewards - rewards.mean(dim=1, keepdim=True))
+    is_equal = rewards.amax(dim=1, keepdim=True) == rewards.amin(dim=1, keepdim=True)
+    return torch.where(is_equal, torch.zeros_like(rewards), rewards - baseline)

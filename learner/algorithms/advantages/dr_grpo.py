@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from learner.algorithms.advantages.advantage import check_group, distances_from_mean
+from learner.algorithms.advantages.advantage import distances
 
 
 def dr_grpo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
@@ -11,5 +11,4 @@ def dr_grpo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
     rewards: [P, G] float; lengths play no part. Returns [P, G].
     Raises: ValueError when G < 2. Source: Dr. GRPO, arXiv:2503.20783.
     """
-    check_group(rewards)
-    return distances_from_mean(rewards)
+    return distances(rewards, rewards.mean(dim=1, keepdim=True))

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from learner.algorithms.advantages.advantage import check_group, distances_from_mean
+from learner.algorithms.advantages.advantage import distances
 
 _EPSILON = 1e-6
 
@@ -14,5 +14,4 @@ def grpo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
     Raises: ValueError when G < 2.
     Source: GRPO, arXiv:2402.03300, eq. 3; unbiased standard deviation plus 1e-6.
     """
-    check_group(rewards)
-    return distances_from_mean(rewards) / (rewards.std(dim=1, keepdim=True) + _EPSILON)
+    return distances(rewards, rewards.mean(dim=1, keepdim=True)) / (rewards.std(dim=1, keepdim=True) + _EPSILON)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from learner.algorithms.advantages.advantage import check_group, distances_from_mean
+from learner.algorithms.advantages.advantage import distances
 
 
 def reinforce_pp_baseline_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
@@ -13,5 +13,4 @@ def reinforce_pp_baseline_advantages(rewards: Tensor, lengths: Tensor) -> Tensor
     rewards: [P, G] float; lengths play no part. Returns [P, G]. Raises: ValueError when G < 2.
     Source: REINFORCE++, arXiv:2501.03262, section 3.2 (REINFORCE++-baseline).
     """
-    check_group(rewards)
-    return distances_from_mean(rewards)
+    return distances(rewards, rewards.mean(dim=1, keepdim=True))

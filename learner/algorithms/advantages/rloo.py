@@ -1,9 +1,8 @@
 """RLOO's advantage."""
 
-import torch
 from torch import Tensor
 
-from learner.algorithms.advantages.advantage import check_group, is_equal
+from learner.algorithms.advantages.advantage import distances
 
 
 def rloo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
@@ -12,7 +11,6 @@ def rloo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
     rewards: [P, G] float; lengths play no part. Returns [P, G].
     Raises: ValueError when G < 2. Source: RLOO, arXiv:2402.14740.
     """
-    check_group(rewards)
     num_others = rewards.shape[1] - 1
     others = (rewards.sum(dim=1, keepdim=True) - rewards) / num_others
-    return torch.where(is_equal(rewards), torch.zeros_like(rewards), rewards - others)
+    return distances(rewards, others)

@@ -14,12 +14,12 @@ def gspo_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return (-min(s A, clip(s, 1 - low, 1 + high) A) [K], whether it was clipped [K] bool).
 
-    s: exp of the mean over an answer's tokens of logp - old; the gradient flows through it. logprobs, old, advantages:
-    [K], with one advantage per answer. Every token of an answer gets the answer's loss, so `seq_mean_token_mean` gives
-    the paper's mean over answers. clip.dual plays no part. Source: GSPO, arXiv:2507.18071, eq. 5 to 7.
+    s: exp of the mean over an answer's tokens of logp - old, each within +-20; the gradient flows through it.
+    logprobs, old, advantages: [K], with one advantage per answer. Every token of an answer gets the answer's loss, so
+    `seq_mean_token_mean` gives the paper's mean over answers. clip.dual plays no part.
+    Source: GSPO, arXiv:2507.18071, eq. 5 to 7.
     """
-    mean = trajectory_means(logprobs - old, counts)
-    ratio = log_ratio(mean, torch.zeros_like(mean)).exp()
+    ratio = trajectory_means(log_ratio(logprobs, old), counts).exp()
     free = -ratio * advantages
     clipped = -ratio.clamp(1.0 - clip.low, 1.0 + clip.high) * advantages
     return torch.maximum(free, clipped), clipped > free
