@@ -26,13 +26,13 @@ class Service:
     url: str  # URL that takes its requests
     command: tuple[str, ...]
     code: str  # digest of its code: a service with other code is restarted
-    folder: Path
+    folder: Path  # working folder
     is_bundled: bool = True  # False: a user's script, which sees all GPUs
 
     def launch(self, home: Home) -> ProcessRecord:
         """Start the process and return its record."""
         environment = {
-            "OMP_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",  # a thread for each core would slow down engines and ranks
             **os.environ,
             "SLUICE_HOME": str(home.root),
             MARK: str(home.ray_folder),

@@ -6,7 +6,6 @@ It has no memory: the servers are read from Ray at each call, so a restarted fle
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from math import inf
 from typing import Any, TypedDict
 
 import ray
@@ -31,7 +30,7 @@ from protocol.settings.run_spec import EngineRequest, RunSpec
 
 # A killed run returns its borrowed processes a moment later.
 _RETURN_S = 20.0
-_PLACE_S = 120.0
+_PLACE_S = 120.0  # time for Ray to start a process
 # Ray replaces a process that ended within seconds, where its node has room.
 _AWAY_S = 20.0
 # Time to load a model of hundreds of GB; the waiting driver has its own deadline.
@@ -73,8 +72,11 @@ class Fleet:
         """Return its process, its code and whether it lends."""
         return FleetInfo(pid=os.getpid(), code=self._code, is_lending=self._standby.is_lending)
 
-    async def describe_wait(self, longest_s: float = inf) -> str:
-        """Return the longest wait for a server in words; empty while all are short. longest_s: of `LongestWait`."""
+    async def describe_wait(self, longest_s: float) -> str:
+        """Return the longest wait for a server in words; empty while all are short.
+
+        longest_s: seconds since the run's start; a longer wait is reported as that long.
+        """
         return self._wait.describe(longest_s)
 
     async def admit(self, borrower: list[Any]) -> None:

@@ -72,7 +72,7 @@ def places(
     resources: Mapping[str, float] | None,
     cards: Sequence[str] | None = None,
 ) -> list[ActorPlace]:
-    """Return a place for each of `count` actors. nodes, cards: one for each; None or empty: Ray chooses."""
+    """Return a place for each of `count` actors. nodes: Ray's node IDs, "" for any; cards: one for each; None: any."""
     taken, none = dict(resources or {}), [""] * count
     on = zip(nodes or none, cards or none, strict=True)
     return [ActorPlace(node or None, num_gpus, taken, card) for node, card in on]

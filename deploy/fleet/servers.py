@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +27,7 @@ ANSWER_S = 20.0
 STATUS_S = 4.0  # two answers of a server within the 10 s that a command waits for the fleet
 _STOP_S = 30.0
 _AGAIN_S = 0.2
-_SHORT_S = 3.0
+_SHORT_S = 3.0  # shorter waits are not reported
 _TAIL_LINES = 2
 _CAUSE_LENGTH = 300
 # The last line of a traceback, with or without the marks of a log before it: "ValueError: no room".
@@ -100,10 +99,10 @@ class LongestWait:
         finally:
             del self._waits[call]
 
-    def describe(self, longest_s: float = inf) -> str:
+    def describe(self, longest_s: float) -> str:
         """Return the longest wait in words and the number of others; empty while all are short.
 
-        longest_s: the seconds of the run's start; a wait that began before counts from there.
+        longest_s: seconds since the run's start; a longer wait is reported as that long.
         """
         if not self._waits:
             return ""
@@ -121,22 +120,17 @@ def server_names() -> list[str]:
     return sorted(name for name in names if name.startswith(SERVER_PREFIX))
 
 
-async def describe_server(
-    name: str,
-    away_s: float = 0.0,
-    answer_s: float = ANSWER_S,
-    find: Callable[[str], Any] = lambda name: ray.get_actor(name, namespace=NAMESPACE),
-) -> dict[str, Any]:
+async def describe_server(name: str, away_s: float, answer_s: float) -> dict[str, Any]:
     """Return its `describe()` with node_ip, pid and log; is_alive is False when it does not answer.
 
     away_s: longest wait for a server that Ray is about to restart; it may wait for room that no node has.
-    answer_s: longest wait for each of two answers. find: returns the server's handle; raises ValueError without one.
+    answer_s: longest wait for each of two answers.
     """
     unknown = {"name": name, "is_alive": False, "node_ip": "", "pid": 0, "log": "", "shared_retriever_url": None}
     deadline = time.monotonic() + away_s
     while True:
         try:
-            handle = find(name)
+            handle = ray.get_actor(name, namespace=NAMESPACE)
             where = await call_server(name, handle.where.remote(), answer_s)
             return {**unknown, **where, **await call_server(name, handle.describe.remote(), answer_s)}
         except AwayError:

@@ -180,15 +180,15 @@ def check_port(service: str, host: str, port: int, flag: str) -> None:
         ) from None
 
 
-def last_lines(log: Path, number: int = 5) -> str:
-    """Return the end of a log on one line, for an error message."""
+def last_lines(log: Path) -> str:
+    """Return the last five lines of a log as one line, for an error message."""
     try:
         lines = [
             line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
         ]
     except OSError:
         return "its log cannot be read"
-    return " | ".join(lines[-number:]) or "its log is empty"
+    return " | ".join(lines[-5:]) or "its log is empty"
 
 
 def _listener(port: int) -> str:

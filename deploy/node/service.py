@@ -23,8 +23,8 @@ _POLL_S = 0.05
 _ENVIRONMENT_S = 1.0
 _HEALTH_EVERY_S = 5.0  # pause between two health requests to a healthy service
 _TERM_S = 3.0
-_LOOP_ENDS = 3  # quick ends in a row that count as a crash loop
-_LASTED_S = 60.0  # a service that ran for longer had started well
+_LOOP_ENDS = 3  # ends in a row that count as a crash loop
+_LASTED_S = 60.0  # a healthy service that ran for longer starts a new row
 _FIRST_DELAY_S = 0.25
 _MAX_DELAY_S = 60.0
 _MAX_DELAY_AFTER_HEALTH_S = 4.0  # a service that had been healthy is worth another try soon
@@ -35,16 +35,16 @@ class Restarts:
     """Restarts of one service. A service that never becomes healthy is restarted after 0, 0.25, 0.5, 1 .. 60 s."""
 
     num_restarts: int = 0  # starts by the keeper
-    num_quick_ends: int = 0  # ends in a row, each within a minute of its start
-    num_unhealthy_ends: int = 0  # the newest of these that never were healthy
+    num_ends: int = 0  # ends in a row; a healthy life of a minute begins a new row
+    num_unhealthy_ends: int = 0  # newest ends in a row of processes that were never healthy
 
     def next_delay(self, lived_s: float, was_healthy: bool) -> float:
         """Record an end; returns the seconds until the next start."""
         if lived_s >= _LASTED_S and was_healthy:
-            self.num_quick_ends = self.num_unhealthy_ends = 0
-        self.num_quick_ends += 1
+            self.num_ends = 0
+        self.num_ends += 1
         self.num_unhealthy_ends = 0 if was_healthy else self.num_unhealthy_ends + 1
-        after_health = min(_backoff(self.num_quick_ends), _MAX_DELAY_AFTER_HEALTH_S)
+        after_health = min(_backoff(self.num_ends), _MAX_DELAY_AFTER_HEALTH_S)
         return max(after_health, min(_backoff(self.num_unhealthy_ends), _MAX_DELAY_S))
 
 
@@ -132,10 +132,10 @@ class WatchedService:
     def _plan_restart(self) -> None:
         delay_s = self.restarts.next_delay(time.monotonic() - self._started_at, self._was_healthy)
         self._start_at = time.monotonic() + delay_s
-        last, ends = last_lines(Path(self.record.log)), self.restarts.num_quick_ends
+        last, ends = last_lines(Path(self.record.log)), self.restarts.num_ends
         self.trouble = "it ended and restarts"
         if ends >= _LOOP_ENDS:
-            self.trouble = f"ended {ends} times in a row, each soon after its start; the end of its log: {last}"
+            self.trouble = f"ended {ends} times in a row; the end of its log: {last}"
         _log.warning(
             'service ended  name=%s pid=%d ends_in_a_row=%d restart_in_s=%g last="%s"',
             *(self.record.name, self.record.pid, ends, delay_s, last),

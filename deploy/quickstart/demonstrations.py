@@ -2,7 +2,7 @@
 
 Most demonstrations are about invented entities: their names and codes are not in the corpus and can only be copied
 from question and passage. Held-out entities need that skill. The last part shows a careless searcher (guesses, reads
-the wrong field, searches for the wrong entity): reinforcement learning has to discover that care pays.
+the wrong field): reinforcement learning has to discover that care pays.
 """
 
 import random
@@ -30,7 +30,6 @@ class Recipe:
     careless_from: float = 0.88  # share of num_rows after which demonstrations are careless
     guess_share: float = 0.60  # share of careless ones that answer without a search
     wrong_field_share: float = 0.20  # share of those with a search that read another field
-    bad_query_share: float = 0.0  # share of those with a search that look for another entity
 
 
 Segment = dict[str, object]  # {"text": str, "weight": float}
@@ -78,17 +77,15 @@ def _careful(task: _Task) -> list[Segment]:
 
 
 def _careless(task: _Task, recipe: Recipe, source: "_Source", rng: random.Random) -> list[Segment]:
-    """Return a demonstration that may guess, search for another entity, or read another field."""
-    *first, asked = task.chain
+    """Return a demonstration that may guess or read another field."""
+    asked = task.chain[-1]
     if rng.random() < recipe.guess_share:
         guess = source.single(invented=True, kind=asked.kind).value(task.field)
         return [_segment(task.question.prompt, 0.0), _answer(guess)]
-    if rng.random() < recipe.bad_query_share:
-        asked = source.single(invented=True, kind=asked.kind)
     field = task.field
     if rng.random() < recipe.wrong_field_share:
         field = rng.choice([other for other, _ in asked.fields if other != field])
-    return _careful(_Task(replace(task.question, label=asked.value(field)), field, (*first, asked)))
+    return _careful(_Task(replace(task.question, label=asked.value(field)), field, task.chain))
 
 
 def _search(entity: Entity) -> list[Segment]:

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 
 from deploy.quickstart.facts import Entity
 
@@ -38,7 +39,7 @@ def split_entities(entities: Sequence[Entity], seed: int) -> dict[str, list[Enti
     a held-out two-hop question needs are held-out."""
     clusters = sorted({entity.cluster for entity in entities})
     random.Random(f"split {seed}").shuffle(clusters)  # noqa: S311 - reproducible choices, no secrets
-    bounds = [0, *(round(share * len(clusters)) for share in _running_sum(list(SPLITS.values())))]
+    bounds = [0, *(round(share * len(clusters)) for share in accumulate(SPLITS.values()))]
     named = {name: set(clusters[bounds[i] : bounds[i + 1]]) for i, name in enumerate(SPLITS)}
     return {name: [entity for entity in entities if entity.cluster in named[name]] for name in SPLITS}
 
@@ -89,7 +90,3 @@ def field_words(field: str) -> str:
 
 def _is_fair(entity: Entity, field: str) -> bool:
     return entity.value(field).lower() not in ARTICLES
-
-
-def _running_sum(shares: list[float]) -> list[float]:
-    return [sum(shares[: i + 1]) for i in range(len(shares))]

@@ -12,15 +12,15 @@ _POLL_S = 0.02
 
 
 @contextmanager
-def file_lock(path: Path, *, wait_s: float = 0.0, mode: int = 0o666) -> Iterator[int]:
+def file_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int]:
     """Hold the lock of a file, or of an existing folder, within the block. Yields the open descriptor.
 
-    The file is created with `mode` and stays: two processes could lock a name that was removed and created again.
+    The file is created and stays: two processes could lock a name that was removed and created again.
     wait_s: longest wait for another holder; math.inf waits until the lock is free.
     Raises: BlockingIOError when another process holds it, OSError when the file cannot be opened.
     """
     kind = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
-    descriptor = os.open(path, kind, mode)
+    descriptor = os.open(path, kind, 0o666)
     try:
         if not any(try_lock(descriptor) for _ in until(wait_s, _POLL_S)):
             raise BlockingIOError(f"{path} is locked by another process")

@@ -52,15 +52,14 @@ def is_authorised(header: bytes | None, token: str) -> bool:
 
 
 class BearerGate:
-    """ASGI middleware: 401 for a request without the token, except on open paths."""
+    """ASGI middleware: 401 for a request without the token, except on /health."""
 
-    def __init__(self, app: App, token: str, open_paths: frozenset[str] = frozenset({"/health"})) -> None:
+    def __init__(self, app: App, token: str) -> None:
         self._app = app
         self._token = token
-        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self._open_paths:
+        if scope["type"] == "http" and scope["path"] != "/health":
             header = next((value for name, value in scope["headers"] if name == b"authorization"), None)
             if not is_authorised(header, self._token):
                 await _UNAUTHORISED(scope, receive, send)

@@ -33,7 +33,7 @@ ENVIRONMENT = "environment"
 _MAX_CHARACTERS = 1 << 20
 _MAX_MESSAGES = 1024
 _FINISHES = get_args(Finish)
-_LEAVE_S = 0.5
+_LEAVE_S = 0.5  # time for a cancelled call to end
 _CLOSE_S = 10.0
 _MAX_LOGS, _MAX_LOG_NAME = 32, 100
 _Value = TypeVar("_Value")
@@ -78,10 +78,14 @@ class GuardedEnvironment:
             raise NeighbourError(ENVIRONMENT, f"{problem}{describe_error(error)}", place_of(error)) from error
 
     async def call(self, call: Callable[[], Awaitable[Any]], complaint: str, timeout_s: float | None = None) -> Any:
-        """Return the result of a coroutine within turn_timeout_s. It runs in a task of its own."""
+        """Return the result of a coroutine, which runs in a task of its own.
+
+        complaint: start of the error's text. timeout_s: time limit; None: turn_timeout_s.
+        """
+        timeout_s = timeout_s or self._turn_timeout_s
         task = asyncio.create_task(_outcome_of(call))
         try:
-            done, _ = await asyncio.wait([task], timeout=timeout_s or self._turn_timeout_s)
+            done, _ = await asyncio.wait([task], timeout=timeout_s)
         except asyncio.CancelledError:
             _abandon(task)
             # A task that accepts its cancellation leaves its services before the end of the session closes them.
@@ -89,8 +93,7 @@ class GuardedEnvironment:
             raise
         if not done:
             _abandon(task)
-            limit = f"rollout.turn_timeout_s = {self._turn_timeout_s:g} s"
-            raise NeighbourError(ENVIRONMENT, f"{complaint} within {limit}")
+            raise NeighbourError(ENVIRONMENT, f"{complaint} within rollout.turn_timeout_s = {timeout_s:g} s")
         if task.cancelled():
             raise NeighbourError(ENVIRONMENT, f"{complaint}: it cancelled itself")
         value, error = task.result()
@@ -137,18 +140,18 @@ def _checked_prompt(prompt: Any) -> Prompt:
 
 
 def _checked_messages(messages: Any, subject: str) -> Messages:
-    if not isinstance(messages, list) or not all(_is_message(turn) for turn in messages) or not messages:
+    if not isinstance(messages, list) or not all(_is_message(message) for message in messages) or not messages:
         raise _wrong(subject, messages, "text, or a list of chat messages with role and content")
     if len(messages) > _MAX_MESSAGES:
         raise NeighbourError(ENVIRONMENT, f"{subject} {len(messages)} messages, at most {_MAX_MESSAGES}")
-    for turn in messages:
-        if isinstance(content := turn.get("content"), str):
+    for message in messages:
+        if isinstance(content := message.get("content"), str):
             _checked_text(content, f"{subject} a message")
-    return [dict(turn) for turn in messages]
+    return [dict(message) for message in messages]
 
 
-def _is_message(turn: Any) -> bool:
-    return isinstance(turn, Mapping) and isinstance(turn.get("role"), str)
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and isinstance(message.get("role"), str)
 
 
 def _checked_step(step: Any) -> Step:

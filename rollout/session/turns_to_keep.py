@@ -27,7 +27,7 @@ _BUNDLE_S = 0.02  # turns that finish within this time share a message; the poli
 _RESEND_S = 2.0
 # Without an answer for this long, samples continue: their results are kept for the next start of the run.
 _ANSWER_S = 10.0
-# Limits of a message: its frames and header stay far below their own.
+# Limits of one message, far below those of a frame and of a header in `protocol.wire`.
 _MAX_TOKENS = 1 << 22
 _MAX_ENTRIES = 8192
 _MAX_LOGS, _MAX_HASHES = 64, 16
@@ -145,7 +145,7 @@ class TurnsToKeep:
 class Keeper:
     """The `TurnListener` of one sample."""
 
-    def __init__(self, shared: TurnsToKeep, sample: SampleTask, before: InterruptedSample | None = None) -> None:
+    def __init__(self, shared: TurnsToKeep, sample: SampleTask, before: InterruptedSample | None) -> None:
         """before: conversation to resume; None: the sample begins."""
         self.sample = sample
         self._before = before

@@ -117,11 +117,11 @@ def test_fleet_says_which_server_it_waits_for(fleet: Any) -> None:
     starting = fleet.ensure.remote(request(15), 1)
     said: set[str] = set()
     while not ray.wait([starting], timeout=0.2)[0]:
-        said.add(ray.get(fleet.describe_wait.remote(), timeout=240))
+        said.add(ray.get(fleet.describe_wait.remote(240.0), timeout=240))
     (info,) = ray.get(starting)
 
     assert any(words.startswith(f"sluice-rollout-0 to load its model on node {info['node_ip']}, ") for words in said)
-    assert ray.get(fleet.describe_wait.remote(), timeout=240) == ""
+    assert ray.get(fleet.describe_wait.remote(240.0), timeout=240) == ""
 
 
 def test_server_that_dies_at_its_start_is_reported_and_removed(fleet: Any) -> None:
