@@ -15,7 +15,11 @@ from protocol.errors import SettingsError
 from protocol.settings.loader import load_settings
 
 SHELF = Path(__file__).resolve().parents[3] / "deploy" / "configs" / "plans"
-PLANS = {"70b_4_nodes": "h100_4_nodes", "70b_8_nodes": "h100_8_nodes"}
+PLANS = {
+    "70b_2_nodes_shared": "h100_2_nodes",
+    "70b_4_nodes": "h100_4_nodes",
+    "70b_8_nodes": "h100_8_nodes",
+}
 
 
 def plan_of(name: str, *options: str) -> Topology:
