@@ -91,7 +91,7 @@ def rank_memory(settings: Settings, sizes: Sizes, bucket_bytes: int = 0, *, on_g
     """
     learner, dtype = settings.learner, settings.policy.dtype
     policy, stage = sizes.policy, zero_stage_of(learner.zero_stage, settings.policy.dtype)
-    sent = _sending_bytes(policy, dtype, stage, bucket_bytes)
+    sent = sending_bytes(policy, dtype, stage, bucket_bytes)
     push = Memory(sent, passing=sent)
     if not is_trained(settings):
         weights = (policy.parameters + policy.adapters) * BYTES[dtype]
@@ -174,8 +174,8 @@ def trained_memory(
     return Memory(kept + passing, weights + on_host, passing)
 
 
-def _sending_bytes(size: ModelSize, dtype: str, zero_stage: int, bucket_bytes: int) -> int:
-    """Return what a push adds to rank 0: two buckets, a gathered weight, and an adapted layer's copies in float32."""
+def sending_bytes(size: ModelSize, dtype: str, zero_stage: int, bucket_bytes: int) -> int:
+    """Return what a push adds to its sender: two buckets, a gathered weight, and an adapted layer's float32 copies."""
     if not bucket_bytes:
         return 0
     largest = BYTES[dtype] * size.largest_weight

@@ -35,7 +35,7 @@ class Processes:
     memory_bytes: int  # known device memory of each process
     besides: str  # further memory, in words
     host_bytes: int = 0  # host memory of each process on a GPU
-    push_bytes: int = 0  # further memory of each process, per GPU, while a push loads
+    push_bytes: int = 0  # what a push adds to the state of each process, per GPU
     copy_bytes: int = 0  # part of host_bytes: a push's second copy of the weights
     loading_bytes: int = 0  # host memory of the first process while it loads a model
     state_bytes: int = 0  # permanent part of memory_bytes: a process with less does not start

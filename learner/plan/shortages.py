@@ -129,16 +129,17 @@ def loading_shortages(ranks: Processes) -> list[Shortage]:
 def shared_device_shortages(ranks: Processes, servers: Processes) -> list[Shortage]:
     """Return shortages for the first node whose GPU, and the first whose memory, cannot hold both ranks and servers.
 
-    A push has both on the GPU; between turns one of them is in the host's memory. ranks.host_bytes: the offloaded part,
-    always in the host's memory.
+    A push has both and its buckets on the GPU; between turns one of them is in the host's memory. ranks.host_bytes: the
+    offloaded part, always in the host's memory.
     """
     role, split = f"{ranks.role}s and {servers.role}s that share devices", "placement.devices to split"
     on_card = ranks.state_bytes + servers.state_bytes
+    in_push = on_card + ranks.push_bytes + servers.push_bytes
     found: dict[str, Shortage] = {}
     for node in ranks.places if ranks.num_gpus else ():
         on_host = (on_card + ranks.host_bytes) * ranks.places.count(node)
-        if node.gpu_bytes is not None and on_card > node.gpu_bytes:
-            needs, has = f"{on_card / _GB:.1f} GB of {_STATE} on each GPU", f"{node.gpu_bytes / _GB:.0f} GB a GPU"
+        if node.gpu_bytes is not None and in_push > node.gpu_bytes:
+            needs, has = f"{in_push / _GB:.1f} GB on each GPU in a push", f"{node.gpu_bytes / _GB:.0f} GB a GPU"
             cure = f"Set learner.offload to optimizer, or {split}"
             found.setdefault("card", Shortage(role, needs, node.node_ip, has, cure))
         if node.host_bytes is not None and on_host > node.host_bytes:

@@ -104,9 +104,9 @@ def describe_loading(topology: Topology) -> str:
 
 
 def describe_push(topology: Topology) -> str:
-    """Return the memory that servers need only while a push loads; "" where it is less than a GB."""
+    """Return the memory that servers need only while a push loads; "" where it is less than a GB, or in turns."""
     servers = topology.servers
-    if not servers.count or servers.push_bytes < _GB:
+    if not servers.count or servers.push_bytes < _GB or (topology.shares_devices and topology.has_gpus):
         return ""
     where = "each GPU of a server" if servers.num_gpus else "a server"
     return (
@@ -174,10 +174,11 @@ def _turns(topology: Topology) -> str:
     rank, server = topology.ranks, topology.servers
     if not rank.num_gpus:
         return "Ranks and servers take turns: servers sleep while ranks train. Without GPUs they free no memory."
+    in_push = sum(each.state_bytes + each.push_bytes for each in (rank, server))
     return (
         f"Ranks and servers take turns on each GPU. Generating: a server, {server.memory_bytes / _GB:.1f} GB and its "
-        f"KV cache; training: a rank, {rank.memory_bytes / _GB:.1f} GB; a push: both without cache and activations, "
-        f"{(rank.state_bytes + server.state_bytes) / _GB:.1f} GB. Between turns they are in the host's memory."
+        f"KV cache; training: a rank, {rank.memory_bytes / _GB:.1f} GB; a push: both and its buckets, "
+        f"without cache and activations, {in_push / _GB:.1f} GB. Between turns they are in the host's memory."
     )
 
 

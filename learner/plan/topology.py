@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from learner.disk.model_folder import BYTES
 from learner.plan.assign import FreeCapacity, RoleRequest, assign, assign_together, place
-from learner.plan.memory import Sizes, loading_bytes, push_bytes, rank_memory
+from learner.plan.memory import Sizes, loading_bytes, push_bytes, rank_memory, sending_bytes
 from learner.plan.needs import is_reference_the_base, needs_of, needs_reference
 from learner.plan.processes import Backend, Node, Processes, Topology
 from learner.plan.shortages import (
@@ -126,6 +126,7 @@ def _ranks(settings: Settings, sizes: Sizes, has_gpus: bool, backend: Backend) -
     is_sent = needs_of(settings).rollouts and not (has_gpus and backend == "gloo")  # gloo's buckets are on the host
     bucket = _bucket_bytes(settings, has_gpus) if is_sent else 0
     memory, placed = rank_memory(settings, sizes, bucket, on_gpus=has_gpus), settings.placement.ranks
+    stage = zero_stage_of(settings.learner.zero_stage, settings.policy.dtype)
     return Processes(
         role=_RANK,
         count=settings.learner.num_ranks,
@@ -134,6 +135,7 @@ def _ranks(settings: Settings, sizes: Sizes, has_gpus: bool, backend: Backend) -
         memory_bytes=memory.device if has_gpus else memory.device + memory.host,
         besides="with activations" if sizes.policy.num_layers else "+ activations",
         host_bytes=memory.host if has_gpus else 0,
+        push_bytes=sending_bytes(sizes.policy, settings.policy.dtype, stage, bucket),
         loading_bytes=loading_bytes(settings, sizes),
         state_bytes=memory.state + (0 if has_gpus else memory.host),
         resources=placed.resources,

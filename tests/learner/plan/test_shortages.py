@@ -1,5 +1,7 @@
 """Memory that processes of one node or one GPU have together, and one GPU that is too few for a run."""
 
+from dataclasses import replace
+
 import pytest
 
 from learner.disk.model_folder import ModelSize
@@ -18,6 +20,14 @@ def processes(role: str, state_bytes: int, places: list[Node], num_gpus: float =
     return Processes(
         role, len(places) or 1, num_gpus, "packed", state_bytes, "", state_bytes=state_bytes, places=tuple(places)
     )
+
+
+def test_a_shared_gpu_holds_what_a_push_adds_to_both() -> None:
+    card = Node("10.0.0.1", 1, gpu_bytes=24 * _GB)
+    rank, server = processes("learner rank", 12 * _GB, [card]), processes("rollout server", 10 * _GB, [card])
+    assert shared_device_shortages(rank, replace(server, push_bytes=2 * _GB)) == []
+    (shortage,) = shared_device_shortages(replace(rank, push_bytes=1 * _GB), replace(server, push_bytes=2 * _GB))
+    assert (shortage.needs, shortage.has) == ("25.0 GB on each GPU in a push", "24 GB a GPU")
 
 
 def test_a_server_with_half_a_gpu_has_half_of_its_memory() -> None:

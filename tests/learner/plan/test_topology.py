@@ -149,11 +149,9 @@ def test_what_is_not_on_a_shared_gpu_in_its_turn_is_counted_on_the_host() -> Non
 
 def test_shared_memory_that_is_not_there_is_refused() -> None:
     small_card, small_host = Node("10.0.0.1", 1, gpu_bytes=15_000), Node("10.0.0.1", 1, host_bytes=15_000)
-    roles = "settings: learner ranks and rollout servers that share devices need 0"
-    assert refusal(shared(), [small_card]).startswith(
-        f"{roles}.0 GB of weights and optimizer on each GPU; 10.0.0.1 has"
-    )
-    assert refusal(shared(), [small_host]).startswith(f"{roles} GB of host memory between turns; 10.0.0.1 has")
+    roles = "settings: learner ranks and rollout servers that share devices need"
+    assert refusal(shared(), [small_card]).startswith(f"{roles} 1.1 GB on each GPU in a push; 10.0.0.1 has")
+    assert refusal(shared(), [small_host]).startswith(f"{roles} 0 GB of host memory between turns; 10.0.0.1 has")
 
 
 def test_a_shared_plan_says_who_has_the_gpu_when() -> None:
