@@ -24,14 +24,16 @@ from tests.fakes.tiny_models import engine_of
 _NUM_RANKS = 2
 
 
-async def serve(rank: int, model: Path) -> None:
-    policy = PolicyEngine(small_policy_settings(model, zero_stage=3))
-    card = OwnCard(f"pushing-ranks-{share_object(model)}", rank, 60.0, share_object)
+async def serve(rank: int, port: int, model: Path) -> None:
     engine, servers = None, list[ServerControls]()
     if rank == 0:
         of_two = {"tensor_parallel_size": _NUM_RANKS, "weights_backend": "ipc"}
         engine = await Engine.start(engine_of(model, second_copy=False).model_copy(update=of_two))
         servers = [InProcessServer("sluice-rollout-0", engine)]
+    # Afterwards: an engine's workers would take the ranks' variables of the environment for theirs.
+    join_world(rank, _NUM_RANKS, "127.0.0.1", port, 600.0)
+    policy = PolicyEngine(small_policy_settings(model, zero_stage=3))
+    card = OwnCard(f"pushing-ranks-{share_object(model)}", rank, 60.0, share_object)
     rollout = {"tensor_parallel_size": _NUM_RANKS, "num_servers": 1}
     settings = Settings.model_validate({"policy": {"model": str(model)}, "rollout": rollout})
     pusher = RankPusher(policy, settings, servers, "127.0.0.1", "ipc", natural_text(model), card=card)
@@ -48,5 +50,4 @@ async def serve(rank: int, model: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    join_world(int(sys.argv[1]), _NUM_RANKS, "127.0.0.1", int(sys.argv[2]), 600.0)
-    asyncio.run(serve(int(sys.argv[1]), Path(sys.argv[3])))
+    asyncio.run(serve(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])))
