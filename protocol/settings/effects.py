@@ -57,11 +57,6 @@ _USES = (
         "kl.coefficient is 0, and the reference is of the KL alone. Set kl.coefficient, such as 0.001, or remove it.",
     ),
     _Use(
-        lambda settings: not settings.is_of_rows,
-        ("reference.refresh_every_steps",),
-        "the reference of whole rows stays as it is. Remove it.",
-    ),
-    _Use(
         lambda settings: settings.kl.coefficient > 0.0,
         ("kl.place", "kl.form"),
         "kl.coefficient is 0. Set kl.coefficient, such as 0.001, or remove it.",
