@@ -30,7 +30,8 @@ _VISIBLE = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "
 # User ids outside the range of any system. The kernel counts processes per user id.
 _FIRST_UID, _NUM_UIDS = 1_900_000_000, 100_000
 _DRAIN_S = 10.0
-_MOST_WALLS = 4  # a program without a processor may take this many times its time limit
+# A program without a processor may take this many times its time limit, and at least so many seconds.
+_MOST_WALLS, _LEAST_MOST_S = 4, 60.0
 _OUT_OF_CPU_TIME = 128 + signal.SIGXCPU
 _uids = itertools.count(os.getpid())
 
@@ -183,19 +184,20 @@ async def _ends_in_time(process: Process, ending: asyncio.Future[int], wall_s: f
     Raises: NeighbourError if the machine is too full to know.
     """
     started, left_s = time.monotonic(), wall_s
+    most_s = max(_MOST_WALLS * wall_s, _LEAST_MOST_S)
     while not (await asyncio.wait([ending], timeout=left_s))[0]:
         use = processor_use(process.pid)
         elapsed_s = time.monotonic() - started
         left_s = wall_s + use.waited_s - elapsed_s
         if process.returncode is not None or use.used_s >= wall_s or (left_s <= 0 and not use.is_runnable):
             return False
-        if elapsed_s >= _MOST_WALLS * wall_s:
+        if elapsed_s >= most_s:
             raise NeighbourError(
                 "sandbox",
                 f"in {elapsed_s:.0f} s a program got {use.used_s:.1f} s of processor time and waited "
                 f"{use.waited_s:.0f} s for a processor. Run fewer processes on this machine, or give it more cores",
             )
-        left_s = min(max(left_s, wall_s / 10), _MOST_WALLS * wall_s - elapsed_s)
+        left_s = min(max(left_s, wall_s / 10), most_s - elapsed_s)
     return True
 
 

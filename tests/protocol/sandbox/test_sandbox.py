@@ -194,6 +194,9 @@ async def test_a_wait_for_a_processor_is_no_part_of_a_programs_time_and_sleep_is
 
 
 @pytest.mark.usefixtures("one_busy_core")
-async def test_a_program_that_gets_no_processor_is_a_failure_of_the_machine(sandbox: Sandbox) -> None:
+async def test_a_program_that_gets_no_processor_is_a_failure_of_the_machine(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protocol.sandbox.run._LEAST_MOST_S", 1.2)
     with pytest.raises(NeighbourError, match=r"waited \d+ s for a processor\. Run fewer processes"):
         await sandbox.run("while True: pass", limits=Limits(wall_s=0.3, cpu_s=10))
