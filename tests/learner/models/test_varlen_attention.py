@@ -120,6 +120,7 @@ def test_the_gpus_kernel_gets_one_head_size_that_it_supports_and_gives_the_same_
     ) -> torch.Tensor:
         """Torch 2.11's interface, without groups."""
         seen.append([tuple(each.shape) for each in (q, k, v)])
+        assert "blocks" not in vars(segments)  # rows of the CPU's path cost a GPU nothing
         rows = [each.transpose(0, 1)[None] for each in (q, k, v)]
         out = attend(
             torch.nn.Module(), *rows, None, scaling=scale, sliding_window=window_size[0] + 1, segments=segments

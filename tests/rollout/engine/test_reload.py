@@ -1,5 +1,6 @@
 """Reloading weights with vLLM's own layerwise reload: packed layers, tied heads, and parameters that a push lacks."""
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,6 +78,8 @@ def _buckets(value: float, *names: str) -> list[Any]:
 
 
 def test_each_push_replaces_packed_and_tied_weights_and_views_in_place(receiver: Any) -> None:
+    log = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+    assert log.getEffectiveLevel() > logging.WARNING  # vLLM warns of a tied head at every push
     embedding = receiver.model.embedding.weight
     for value in (1.0, 2.0, 3.0):
         receiver.load_received(_buckets(value, *NAMES))
@@ -91,6 +94,22 @@ def test_push_that_lacks_a_parameter_or_names_an_unknown_one_is_refused_and_the_
         receiver.load_received(_buckets(2.0, NAMES[0], "unknown.weight", *NAMES[1:]))
     receiver.load_received(_buckets(3.0, *NAMES))
     assert receiver.model.held() == [3.0] * 5
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_only_a_cpu_drops_the_experts_kernel_before_a_push(is_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    from rollout.engine.weights import reload
+
+    monkeypatch.setattr(reload, "current_platform", SimpleNamespace(is_cpu=lambda: is_cpu))
+    method = UnquantizedFusedMoEMethod.__new__(UnquantizedFusedMoEMethod)
+    nn.Module.__init__(method)
+    method.moe_kernel = kernel = object()  # a GPU's captured graphs point to it
+    experts = nn.Module()
+    experts.quant_method = method
+    reload.drop_expert_kernels(nn.Sequential(experts))
+    assert method.moe_kernel is (None if is_cpu else kernel)
 
 
 def test_a_worker_takes_its_shard_of_neighbouring_experts_in_one_call() -> None:

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from protocol.node.home import sluice_home
+from rollout.engine.start import vllm_environment
 from rollout.engine.vllm_plugin import allow_matrix_tiles, describe_endings
 
 
@@ -58,3 +60,10 @@ def test_plugin_has_a_process_of_vllms_tell_what_killed_it() -> None:
 
     assert ended.returncode == signal.SIGILL
     assert "Fatal Python error: Illegal instruction" in ended.stderr
+
+
+@pytest.mark.parametrize("on_cpus", [True, False])
+def test_compiled_kernels_are_kept_below_sluices_home(on_cpus: bool) -> None:
+    environment = vllm_environment("a/model", on_cpus=on_cpus)
+    for name in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR"):
+        assert environment[name].startswith(f"{sluice_home()}/cache/")
