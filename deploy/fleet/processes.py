@@ -43,8 +43,8 @@ class ActorPlace:
         The node is soft: Ray waits for room on it, and restarts a server elsewhere when it is gone.
         """
         node = self.node_id and NodeAffinitySchedulingStrategy(self.node_id, soft=True)
-        # The second variable keeps Ray from replacing the first.
-        sees = {"CUDA_VISIBLE_DEVICES": self.card, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+        sees = {f"{maker}_VISIBLE_DEVICES": self.card for maker in ("CUDA", "HIP")}
+        sees |= {f"RAY_EXPERIMENTAL_NOSET_{name}": "1" for name in sees}  # Ray replaces none of them
         return {
             **({"runtime_env": {"env_vars": sees}} if self.card else {}),
             "num_gpus": self.num_gpus,

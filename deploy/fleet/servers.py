@@ -51,14 +51,13 @@ class HostedServer:
         return described
 
     async def describe(self) -> dict[str, object]:
-        """Return the description by the server's class, with the address and Ray's name of its node."""
+        """Return the description by the server's class, with its node's address and Ray's name, and its GPUs."""
         described: dict[str, object] = await super().describe()  # type: ignore[misc]
-        return {**described, "node_ip": ray.util.get_node_ip_address(), "node_id": this_node()}
+        return {**described, **_place()}
 
     async def where(self) -> dict[str, object]:
         """Return the server's node, resources, process and log, and the shared address of its node's retriever."""
-        where = {"node_ip": ray.util.get_node_ip_address(), "pid": os.getpid(), "log": _own_log()}
-        where |= {"node_id": this_node(), "assigned": assigned_here(), "cards": list(map(str, ray.get_gpu_ids()))}
+        where = {**_place(), "pid": os.getpid(), "log": _own_log(), "assigned": assigned_here()}
         try:
             return {**where, "shared_retriever_url": read_cluster().shared_retriever_url}
         except OperatorError:  # the cluster is being stopped
@@ -74,6 +73,12 @@ class HostedServer:
         return last_exception(lines, reported, os.getpid()) or (
             f"{reported}. The end of its log: {tail}" if tail else reported
         )
+
+
+def _place() -> dict[str, object]:
+    """Return this actor's node, by address and Ray's name, and its GPUs by the numbers of the node."""
+    cards = [str(card) for card in ray.get_gpu_ids()]
+    return {"node_ip": ray.util.get_node_ip_address(), "node_id": this_node(), "cards": cards}
 
 
 def host_class(server_class: str) -> type:

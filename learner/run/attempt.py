@@ -178,7 +178,9 @@ class RunAttempt:
             engine, self._coordinator, push_to=lambda names: self._ranks[0].ask("push_to", names)
         )
         record = self.start.folder / SEARCH_INDEX
-        self._servers = RunServers(infos, self._spec, calls, settings.retriever.other_index, record=record)
+        is_shared = self._topology.shares_devices
+        index = settings.retriever.other_index
+        self._servers = RunServers(infos, self._spec, calls, index, record=record, share_devices=is_shared)
         if self._servers.names:
             view.show_phase("attaching rollout servers")
             if late := ", ".join(self._servers.late_names):

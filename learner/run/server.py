@@ -69,6 +69,7 @@ class RunServer:
         self._asked_at = 0.0  # seconds of the clock
         self._is_refused = False  # True: `check` refused it, so it must never serve this run
         self._is_silent = False  # True: the user knows that it does not answer
+        self.place: tuple[str, list[str]] | None = None  # node and GPUs that its ranks share; None: it shares none
 
     def __str__(self) -> str:
         return self.name if self._node_ip == _LOOPBACK else f"{self.name} on node {self._node_ip}"
@@ -90,7 +91,10 @@ class RunServer:
         self.is_new = False
 
     def poll(self) -> list[str]:
-        """Take the answer of the last call and make the next one; return messages for the user."""
+        """Take the answer of the last call and make the next one; return messages for the user.
+
+        Raises: NeighbourError when Ray restarted it away from the ranks that share its GPUs.
+        """
         if self._call is None:
             self._ask("describe")
             return []
@@ -106,12 +110,20 @@ class RunServer:
             return self._restart(str(error))
         if self._method == "describe":
             self._node_ip = answer.get("node_ip", self._node_ip)
+            self._check_place(answer)
             return self._judge(answer["run"])
         if self._method == "start":
             self._ask("attach", self._spec.model_dump(mode="json"))
         elif self._method == "attach":
             return self._finish_attaching(answer["run"])
         return []
+
+    def _check_place(self, answer: Mapping[str, Any]) -> None:
+        if self.place is not None and (answer["node_id"], answer["cards"]) != self.place:
+            cards, earlier = (", ".join(each) for each in (answer["cards"], self.place[1]))
+            raise NeighbourError(
+                str(self), f"was restarted on GPU {cards}, and its ranks share GPU {earlier} of its earlier place"
+            )
 
     def _judge(self, run: Mapping[str, Any] | None) -> list[str]:
         if self.state is ServerState.AWAY:

@@ -32,10 +32,12 @@ class RunServers:
         other_index: str = "warn",
         clock: Callable[[], float] = time.monotonic,
         record: Path | None = None,
+        *,
+        share_devices: bool = False,
     ) -> None:
         """infos: the fleet's descriptions. other_index: retriever.other_index. clock: in seconds.
 
-        record: file with the digest of the index that the run's last start searched.
+        record: file with the digest of the index that the run's last start searched. share_devices: with ranks.
         """
         self._calls = calls
         self._other_index = other_index
@@ -43,6 +45,8 @@ class RunServers:
         self._digests = {_LAST_START: record.read_text("utf-8")} if record is not None and record.exists() else {}
         self._record = record
         self._servers = [RunServer(str(info["name"]), spec, calls, self._check, clock) for info in infos]
+        for server, info in zip(self._servers, infos if share_devices else (), strict=False):
+            server.place = str(info["node_id"]), list(info["cards"])
         self._late = {str(info["name"]) for info in infos if not info["is_started"]}
         self._pushed_to: tuple[str, ...] = self.ready_names
 

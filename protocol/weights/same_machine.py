@@ -97,15 +97,12 @@ class SameMachineGroup:
         """
         while True:
             peer, _ = listener.accept()
-            try:
+            with contextlib.suppress(OSError, ValueError):
                 peer.settimeout(deadline_s)
-                (length,) = _HEAD.unpack(_read(peer, _HEAD.size))
-                if _is_own(peer) and length <= _MAX_HANDLE_BYTES:
+                if _is_own(peer) and (length := _HEAD.unpack(_read(peer, _HEAD.size))[0]) <= _MAX_HANDLE_BYTES:
                     server = _read(peer, length).decode()
                     peer.sendall(_TAKEN)
                     return server, cls([peer], deadline_s, is_sender=True)
-            except (OSError, ValueError):
-                pass
             peer.close()
 
     @classmethod

@@ -24,6 +24,7 @@ class PlayedCalls:
         self.errors: dict[str, Exception] = {}  # error of each call to this server, or of this method
         self.runs: dict[str, Any] = {}  # run of this server's description, instead of OURS
         self.node_ip = "127.0.0.1"
+        self.cards = ["3"]
 
     def ask(self, name: str, method: str, *arguments: Any) -> Any:
         self.asked.append((name, method))
@@ -40,7 +41,8 @@ class PlayedCalls:
         for key in (name, method):
             if key in self.errors:
                 raise self.errors[key]
-        return {"run": self.runs.get(name, OURS if name in self.attached else None), "node_ip": self.node_ip}
+        run = self.runs.get(name, OURS if name in self.attached else None)
+        return {"run": run, "node_ip": self.node_ip, "node_id": "n0", "cards": self.cards}
 
     def push_to(self, names: tuple[str, ...]) -> None:
         self.pushed_to.append(names)
@@ -53,13 +55,20 @@ class PlayedRun:
     """A run with servers s0, s1, ... late: those whose engines have not started yet."""
 
     def __init__(
-        self, number: int, late: Sequence[str] = (), other_index: str = "warn", record: Path | None = None
+        self,
+        number: int,
+        late: Sequence[str] = (),
+        other_index: str = "warn",
+        record: Path | None = None,
+        *,
+        share_devices: bool = False,
     ) -> None:
         names = [f"s{each}" for each in range(number)]
         self.calls = PlayedCalls()
         self.calls.silent |= set(late)
-        infos = [{"name": name, "is_started": name not in late} for name in names]
-        self.servers = RunServers(infos, SPEC, self.calls, other_index, record=record)
+        place = {"node_id": "n0", "cards": ["3"]}
+        infos = [{"name": name, "is_started": name not in late, **place} for name in names]
+        self.servers = RunServers(infos, SPEC, self.calls, other_index, record=record, share_devices=share_devices)
         ready = {name: {"content_hash": ""} for name in names if name not in late}
         self.calls.attached |= set(ready)
         self.servers.note_attached(ready)

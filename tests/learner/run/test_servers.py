@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from learner.run.servers import compare_indexes
-from protocol.errors import OperatorError
+from protocol.errors import NeighbourError, OperatorError
 from tests.learner.run.played_servers import PlayedRun
 
 
@@ -46,3 +46,13 @@ def test_index_that_a_resume_changed_is_named_once(tmp_path: Path) -> None:
     assert "s0 searches b2, the last start of this run searches a1" in warning
     assert now.note_attached({"s1": {"content_hash": "b2"}}) == []
     assert PlayedRun(1, record=record).servers.note_attached({"s0": {"content_hash": "b2"}}) == []
+
+
+def test_a_server_that_ray_restarts_on_another_gpu_than_its_ranks_ends_the_attempt() -> None:
+    apart, shared = PlayedRun(1), PlayedRun(1, share_devices=True)
+    assert shared.poll() == []
+    for run in (apart, shared):
+        run.calls.cards = ["5"]
+    assert apart.poll() == []
+    with pytest.raises(NeighbourError, match="s0: was restarted on GPU 5, and its ranks share GPU 3"):
+        shared.poll()

@@ -1,5 +1,6 @@
 """Pushes on shared devices: each worker of the servers takes the weights from the rank on its own card."""
 
+import gc
 import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +15,8 @@ from tests.fakes.waiting import wait_until
 from tests.learner.weights.fake_server import FakeServer
 from tests.learner.weights.pushing import METAS, PLAN, holds, weights
 
-# A cut join of a fake server leaves its connections to the garbage collector, as a process that ends does.
+# A cut join of a fake server leaves its connections to the garbage collector, as a process that ends does;
+# the fixture collects them, so that no other test is blamed for them.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 NUM_WORKERS = 2
@@ -77,6 +79,7 @@ def ranks(servers: list[FakeServer]) -> Iterator[Ranks]:
     made.close()
     for server in servers:  # as a process that ends
         server._lose_groups()
+    gc.collect()
 
 
 def test_every_worker_of_every_server_takes_the_weights_of_the_rank_on_its_card(
