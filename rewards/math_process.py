@@ -1,6 +1,6 @@
 """A process that compares answers for `math_answer`.
 
-It reads lines of JSON, `{"answer": TEXT, "targets": [TEXT]}`, and replies to each with `true` or `false`.
+It reads lines of JSON, `{"answers": [TEXT], "targets": [TEXT]}`, and replies with whether one equals a target.
 
 The kernel kills it when a comparison exceeds its processor time, even inside a calculation that no alarm interrupts.
 The limit is processor time, so a busy machine makes no answer wrong.
@@ -19,6 +19,7 @@ _MEMORY_BYTES = 4 << 30
 # Only the last characters are parsed: parsing time grows with the square of the length.
 _MAX_CHARACTERS = 20_000
 _LONGEST_PRODUCT = 3  # longest product of small letters, such as xyz
+_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _DOLLAR = re.compile(r"(?<!\\)\$")  # begins a formula; `\\$` is money
 
 
@@ -33,7 +34,8 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         _limit_time()
-        print(json.dumps(is_equal(request["answer"], request["targets"])), file=replies, flush=True)
+        is_right = any(is_equal(answer, request["targets"]) for answer in request["answers"])
+        print(json.dumps(is_right), file=replies, flush=True)
 
 
 def is_equal(answer: str, targets: Sequence[str]) -> bool:
@@ -69,6 +71,17 @@ def as_expression(text: str) -> str:
     # Markdown, and the end of a sentence inside or behind it: **5.** or **5**.
     text = text.strip().removesuffix(".").strip("*`").removesuffix(".")
     return text if "\\boxed" in text or _DOLLAR.search(text) else f"\\boxed{{{text}}}"
+
+
+def last_box(text: str) -> str:
+    """Return the `\\boxed{..}` that closes last, or the text without one: math-verify makes a set of several."""
+    found, opened = text, list[re.Match[str]]()
+    for brace in _BRACE.finditer(text):
+        if brace[0].endswith("{") and brace[0] != "\\{":
+            opened.append(brace)
+        elif brace[0] == "}" and opened and (start := opened.pop())[0] != "{":
+            found = text[start.start() : brace.end()]
+    return found
 
 
 def _limit_time() -> None:

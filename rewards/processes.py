@@ -26,11 +26,15 @@ class ProcessDied(Exception):
     """The process ended during a call."""
 
 
+class StartFailed(ProcessDied):
+    """The process ended before it was ready: what it needs is missing, whatever the call holds."""
+
+
 class Process:
     """One process of `python -m MODULE ARGUMENTS`. It writes a line when it is ready, then one per request."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        """Blocks until the process is ready. Raises: ProcessDied if it ends before."""
+        """Blocks until the process is ready. Raises: StartFailed."""
         self._process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-P", "-m", *arguments],
             stdin=subprocess.PIPE,
@@ -39,7 +43,10 @@ class Process:
             start_new_session=True,  # Ctrl-C ends the service, which ends these
         )
         self._end = weakref.finalize(self, _end, self._process)  # also at the exit of the service
-        self.greeting = self._receive()
+        try:
+            self.greeting = self._receive()
+        except ProcessDied as error:
+            raise StartFailed(str(error)) from None
 
     def call(self, request: Any) -> Any:
         """Return the reply; blocks. Raises: ProcessDied."""

@@ -6,15 +6,13 @@ with the tokenizer's own prefix (BOS, for Llama, Gemma and Mistral) once; messag
 
 import json
 import math
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from enum import Enum
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,42 +21,17 @@ from learner.data.preference_forms import recognise_pair
 from learner.data.prompts import Prompt
 from learner.data.sft_forms import (
     BadRowError,
-    Chat,
-    Completion,
     Content,
-    Messages,
-    Segments,
     Tokens,
     read_demonstrations,
     recognise,
 )
+from learner.data.sft_segments import Place, Segment, segments_of
 from learner.data.unpaired_forms import recognise_unpaired
 from protocol.errors import SettingsError
-from protocol.message_texts import render_chat
-from protocol.one_line import one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-_EARLIER_CHANGES = "writes earlier messages in another way once later ones follow"
-_START_CHANGES = "begins a whole answer in another way than one that it asks for"
-
-
-class Place(Enum):
-    """Where a segment is in its row. Many tokenizers put a space before the first word of a text."""
-
-    START = 0  # the row begins with it, behind the tokenizer's own prefix (BOS)
-    RENDERED = 1  # the row begins with it; a chat template wrote the prefix
-    BEHIND = 2  # behind other text
-
-
-class Segment(NamedTuple):
-    """A part of a row with one loss weight."""
-
-    text: str  # encoded separately
-    weight: float  # loss weight of each token
-    place: Place = Place.BEHIND
 
 
 @dataclass(frozen=True)
@@ -85,7 +58,7 @@ def load_rows(path: Path, model_dir: Path, *, trust_remote_code: bool = False) -
     rows: list[SftRow | Sequence[Segment]] = []
     for number, _, content in demonstrations:
         with _naming(path, number):
-            rows.append(_encoded(content) if isinstance(content, Tokens) else _segments(content, tokenizer))
+            rows.append(_encoded(content) if isinstance(content, Tokens) else segments_of(content, tokenizer))
     ids = _encode([row for row in rows if not isinstance(row, SftRow)], tokenizer)
     joined = []
     for (number, *_), row in zip(demonstrations, rows, strict=True):
@@ -168,7 +141,7 @@ class RowEncoder:
         if isinstance(content, Tokens):
             row = _encoded(content)
         else:
-            parts = _segments(content, self._tokenizer)
+            parts = segments_of(content, self._tokenizer)
             row = _join(parts, next(_encode([parts], self._tokenizer)))
         row = _checked(row, *self._limits)
         if len(others := row.weights[(row.weights != 0.0) & (row.weights != 1.0)]):
@@ -186,128 +159,6 @@ def mismatch(row: SftRow, other: SftRow, max_tokens: int) -> SftRow:
 
 def _encoded(content: Tokens) -> SftRow:
     return SftRow(np.array(content.ids, np.int32), np.array(content.weights, np.float32))
-
-
-def _segments(content: Segments | Chat | Completion, tokenizer: "PreTrainedTokenizerBase") -> list[Segment]:
-    if isinstance(content, Chat):
-        return _chat_segments(content, tokenizer)
-    if isinstance(content, Completion):
-        return _completion_segments(content, tokenizer)
-    (text, weight), *others = content.parts or [("", 0.0)]
-    return [Segment(text, weight, _start_of(text, tokenizer)), *(Segment(*part) for part in others)]
-
-
-def _start_of(text: str, tokenizer: "PreTrainedTokenizerBase") -> Place:
-    bos = str(tokenizer.bos_token or "")
-    # A chat template's text begins with BOS already.
-    return Place.RENDERED if bos and text.startswith(bos) else Place.START
-
-
-def _completion_segments(content: Completion, tokenizer: "PreTrainedTokenizerBase") -> list[Segment]:
-    prompt, place = content.prompt, Place.RENDERED
-    if isinstance(prompt, str):
-        place = _start_of(prompt, tokenizer)
-    else:
-        messages, prompt = prompt, _render(prompt, content.tools, tokenizer, add_generation_prompt=True)
-        _check_written(messages, content.tools, prompt)
-    end = str(tokenizer.eos_token or "")
-    # A text that a template has written ends so already.
-    last = [] if end and content.response.rstrip().endswith(end) else [Segment(end, 1.0)]
-    if not prompt:
-        return [Segment(content.response, 1.0, _start_of(content.response, tokenizer)), *last]
-    return [Segment(prompt, 0.0, place), Segment(content.response, 1.0), *last]
-
-
-def _chat_segments(content: Chat, tokenizer: "PreTrainedTokenizerBase") -> list[Segment]:
-    """Return the rendered conversation, split where messages of the loss begin and end."""
-    segments: list[Segment] = []
-    done, messages = "", content.messages
-    for i, of_message in enumerate(content.weights):
-        if not of_message:
-            continue
-        for until, weight, changed in (
-            (_render(messages[:i], content.tools, tokenizer, add_generation_prompt=True), 0.0, _EARLIER_CHANGES),
-            (
-                _render(messages[: i + 1], content.tools, tokenizer, add_generation_prompt=False),
-                of_message,
-                _START_CHANGES,
-            ),
-        ):
-            if not until.startswith(done):
-                raise BadRowError(f'messages[{i}]: the model\'s chat template {changed}. Give the row as "segments"')
-            segments.append(Segment(until[len(done) :], weight, Place.BEHIND if done else Place.RENDERED))
-            done = until
-        _check_message(i, messages[i], segments[-1].text)
-    if segments:
-        num = max(i for i, weight in enumerate(content.weights) if weight) + 1
-        _check_written(messages[:num], content.tools, done)
-    if content.weights[-1] and not _ends_turn(done, tokenizer):
-        segments.append(Segment(str(tokenizer.eos_token or ""), content.weights[-1]))
-    return segments
-
-
-def _ends_turn(text: str, tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Return whether a rendered answer ends with a special token: without one the model would not learn to stop."""
-    names = [tokenizer.eos_token, *(str(each) for each in tokenizer.added_tokens_decoder.values() if each.special)]
-    return text.rstrip().endswith(tuple(str(name) for name in names if name))
-
-
-def _check_written(messages: Messages, tools: list[Any] | None, text: str) -> None:
-    """Raise BadRowError for a message or a tool that the chat template leaves out. Earlier reasoning may be."""
-    for i, message in enumerate(messages):
-        said = re.sub(r"<think>.*?</think>", "", str(message.get("content") or ""), flags=re.DOTALL)
-        _refuse_left_out(f"messages[{i}].content of the role {message['role']!r}", said, text)
-        _check_calls(i, message, text)
-    for tool in tools or []:
-        function = tool.get("function", tool) if isinstance(tool, dict) else {}
-        _refuse_left_out("tools", function.get("name"), text)
-
-
-def _check_message(i: int, message: dict[str, Any], text: str) -> None:
-    """Raise BadRowError for a part of a learnt message that the chat template leaves out."""
-    for key in ("content", "reasoning_content", "reasoning", "thinking"):
-        _refuse_left_out(f"messages[{i}].{key}", message.get(key), text)
-    _check_calls(i, message, text)
-
-
-def _check_calls(i: int, message: dict[str, Any], text: str) -> None:
-    for call in message.get("tool_calls") or []:
-        function = call.get("function", call) if isinstance(call, dict) else {}
-        called = [function.get("name"), function.get("arguments")]
-        _refuse_left_out(f"messages[{i}].tool_calls", called, text)
-
-
-def _refuse_left_out(name: str, said: Any, text: str) -> None:
-    if (word := left_out(said, text)) is not None:
-        raise BadRowError(f'{name}: the model\'s chat template leaves out {word!r}. Remove it, or give "segments"')
-
-
-def left_out(said: Any, text: str) -> str | None:
-    """Return a word of a message's text or JSON value that a rendered text lacks; None: all are in it."""
-    known = text.casefold()
-    words = {*_words(known), *(() if isinstance(said, str) else ("null",))}  # some templates write no null
-    said = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False) if said else ""
-    # A template may write a word directly behind another one.
-    return next((word for word in _words(said.casefold()) if word not in words and word not in known), None)
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", re.sub(r"\\[nrtu]", " ", text))
-
-
-def _render(
-    messages: Messages, tools: list[Any] | None, tokenizer: "PreTrainedTokenizerBase", *, add_generation_prompt: bool
-) -> str:
-    if not messages:
-        return ""
-    if not tokenizer.chat_template:
-        raise BadRowError('has chat messages, and the model has no chat template. Give "segments", or text')
-
-    options: dict[str, Any] = {"tools": tools, "add_generation_prompt": add_generation_prompt}
-    try:
-        return str(render_chat(tokenizer, messages, tokenize=False, **options))
-    except Exception as error:  # templates raise whatever jinja does
-        raise BadRowError(f"cannot be written by the model's chat template: {one_line(error)}") from error
 
 
 def _encode(rows: Sequence[Sequence[Segment]], tokenizer: "PreTrainedTokenizerBase") -> Iterator[list[list[int]]]:

@@ -84,6 +84,21 @@ async def test_answers_that_no_computer_works_out_are_wrong_and_cost_the_others_
     assert [score.reward for score in await _scored(scorer, ("2", "2"), ("2", "2"))] == [1.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("response", "label", "reward"),
+    [
+        (r"First \boxed{3}. Wait, no: \boxed{5}.", "5", 1.0),
+        (r"First \boxed{5}. Wait, no: \boxed{3}.", "5", 0.0),
+        (r"\boxed{A} no, \boxed{\text{B}}, not A", "B", 1.0),
+        (r"$x=\boxed{3}$ and $y=\boxed{5}$", "3, 5", 1.0),
+        (r"\boxed{\left\{\frac{1}{2}\right\}} or \boxed{\frac{1}{2}", r"\{\frac{1}{2}\}", 1.0),
+        (r"<answer>\boxed{3} or \boxed{5}</answer>", "5", 0.0),
+    ],
+)
+async def test_last_of_several_boxes_counts(response: str, label: str, reward: float) -> None:
+    assert [score.reward for score in await _scored(make_math_scorer(1), (response, label))] == [reward]
+
+
 async def test_label_without_a_target_is_named_before_anything_is_compared() -> None:
     with pytest.raises(SampleError, match=r"\$\.labels\[1\] is None"):
         await _scored(make_math_scorer(1), ("2", "2"), ("2", None))

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from learner.data.prompt_reading import Refusal
 from learner.data.prompts import Prompt
-from learner.data.sft_rows import left_out
+from learner.data.sft_segments import left_out
 from protocol.errors import SettingsError
 from protocol.message_texts import check_template_kwargs, render_prompt, with_texts
 from protocol.settings.settings import Settings

@@ -68,7 +68,7 @@ FORMS = [
     ({"prompt": "2+2=", "response": "4"}, [("2+2=", 0.0), ("4<eos>", 1.0)]),
     ({"prompt": "2+2=", "completion": "4"}, [("2+2=", 0.0), ("4<eos>", 1.0)]),
     ({"input": "2+2=", "output": "4"}, [("2+2=", 0.0), ("4<eos>", 1.0)]),
-    ({"prompt": [_ASKED], "response": "yo"}, [("<u>q.<a>", 0.0), ("yo<eos>", 1.0)]),
+    ({"prompt": [_ASKED], "response": "yo"}, [("<u>q.<a>", 0.0), ("yo.<eos>", 1.0)]),
     ({"prompt": [_ASKED], "completion": [_SAID]}, _ANSWERED),
     (  # answers of the prompt are no part of the completion
         {"prompt": [_ASKED, _SAID, _ASKED], "completion": [_SAID]},
@@ -90,6 +90,7 @@ FORMS = [
         {"conversations": [_ASKED, {**_SAID, "loss": False}, _ASKED, {**_SAID, "loss_scale": 1.0}]},
         [("<u>q.<a>w.<u>q.<a>", 0.0), ("w.<eos>", 1.0)],
     ),
+    ({"messages": [_SAID, _ASKED, _SAID]}, [("<a>", 0.0), ("w.", 1.0), ("<u>q.<a>", 0.0), ("w.<eos>", 1.0)]),
     ({"prompt": "2+2=", "response": "4<eos>"}, [("2+2=", 0.0), ("4<eos>", 1.0)]),
     ({"instruction": "q", "output": "w"}, _ANSWERED),
     ({"instruction": "e", "input": "", "output": "r", "history": [["q", "w"]]}, _TWICE),
@@ -171,7 +172,7 @@ def model_with_bos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"segments": [{"text": "ab", "weight": 0}, {"text": "c", "weight": 1}]}, [("<bos>ab", 0.0), ("c", 1.0)]),
         ({"segments": [{"text": "ab", "weight": 1}, {"text": "c", "weight": 1}]}, [("<bos>", 0.0), ("abc", 1.0)]),
         ({"segments": [{"text": "<bos>ab", "weight": 0}, {"text": "c", "weight": 1}]}, [("<bos>ab", 0.0), ("c", 1.0)]),
-        ({"prompt": [{"role": "user", "content": "q"}], "response": "w"}, [("<bos><u>q.<a>", 0.0), ("w<eos>", 1.0)]),
+        ({"prompt": [{"role": "user", "content": "q"}], "response": "w"}, [("<bos><u>q.<a>", 0.0), ("w.<eos>", 1.0)]),
         (
             {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "w"}]},
             [("<bos><u>q.<a>", 0.0), ("w.<eos>", 1.0)],

@@ -36,6 +36,13 @@ def test_answer_is_learnt_whole_with_an_end(tmp_path: Path, name: str) -> None:
     assert end.strip().endswith(">")
 
 
+@pytest.mark.parametrize("name", ["gemma3", "llama3", "phi3_5", "qwen2_5"])
+def test_answer_as_text_behind_messages_ends_as_a_message_does(tmp_path: Path, name: str) -> None:
+    said = {"role": "assistant", "content": "To Zebra."}
+    text, message = ({"prompt": [ASKED], "completion": each} for each in (said["content"], [said]))
+    assert learnt(tokenizer_of(name), tmp_path, text) == learnt(tokenizer_of(name), tmp_path, message)
+
+
 @pytest.mark.parametrize("name", WITH_CALLS)
 def test_call_with_its_arguments_as_a_text_is_learnt_as_it_is_read(tmp_path: Path, name: str) -> None:
     tokenizer = tokenizer_of(name)
