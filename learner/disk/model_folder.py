@@ -263,6 +263,21 @@ def size_of_shape(parameters: int, config: dict[str, Any], adapters: int = 0) ->
     return ModelSize(parameters, adapters, num_layers, hidden_size, kept, stacked, largest, linear)
 
 
+def adapters_of_shape(config: dict[str, Any], lora: LoraSettings) -> int:
+    """Return the parameters of adapters on a model of this config.json, whose matrices have their usual names."""
+    shape = _shape(config)
+    if shape is None:
+        return 0
+    num_layers, hidden_size, query_size, key_size, _ = shape
+    of_linear = 0 if config.get("num_experts_per_tok") else hidden_size + config["intermediate_size"]
+    sides = {
+        **dict.fromkeys(("q_proj", "o_proj"), hidden_size + query_size),
+        **dict.fromkeys(("k_proj", "v_proj"), hidden_size + key_size),
+        **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), of_linear),
+    }
+    return lora.rank * num_layers * sum(sides[name] for name in sides if not lora.targets or name in lora.targets)
+
+
 def _shape(config: dict[str, Any]) -> tuple[int, int, int, int, int] | None:
     """Return (layers, hidden size, size of all queries, of all keys, width of the linear layer inside) or None.
 

@@ -15,11 +15,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, PositiveFloat, ValidationError, field_validator
 
-from learner.disk.model_folder import ModelSize, size_of_shape
+from learner.disk.model_folder import ModelSize, adapters_of_shape, size_of_shape
 from learner.plan.processes import Node
 from protocol.errors import SettingsError
 from protocol.settings.loader import read_yaml
 from protocol.settings.placement import MOST_OF_A_RESOURCE, refuse_names_of_ray
+from protocol.settings.policy import LoraSettings
 from protocol.settings.section import Count, CountAboveZero, Section
 
 
@@ -116,6 +117,7 @@ def described_nodes(description: ClusterDescription) -> list[Node]:
     return nodes
 
 
-def described_size(shape: ModelShape) -> ModelSize:
-    """Return the sizes from which the memory of a model of this shape is planned."""
-    return size_of_shape(int(shape.parameters), shape.model_dump())
+def described_size(shape: ModelShape, lora: LoraSettings) -> ModelSize:
+    """Return the sizes from which the memory of a model of this shape, with these adapters, is planned."""
+    config = shape.model_dump()
+    return size_of_shape(int(shape.parameters), config, adapters_of_shape(config, lora))

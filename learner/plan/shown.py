@@ -18,7 +18,8 @@ def show_plan(topology: Topology, title: str, facts: Sequence[str]) -> None:
     """Print the plan by role, by node where nodes are known, and then further facts."""
     table = Table("process", "how many", "GPUs each", "memory each", "where", title=title)
     for processes in (topology.coordinator, topology.ranks, topology.servers):
-        table.add_row(*_role_row(processes, is_placed=bool(topology.nodes)))
+        if processes.count:
+            table.add_row(*_role_row(processes, is_placed=bool(topology.nodes)))
     console = Console(markup=False, emoji=False)  # names and paths are the user's, in brackets too
     console.print(table)
     if topology.nodes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from learner.cluster.cluster_loss import describe_cluster_loss
 from learner.disk.model_folder import count_parameters
-from learner.plan.described import ModelShape, described_nodes, described_size, read_description
+from learner.plan.described import described_nodes, described_size, read_description
 from learner.plan.memory import Sizes, read_sizes
 from learner.plan.needs import needs_critic, needs_reference
 from learner.plan.processes import Node, Topology
@@ -14,7 +14,7 @@ from learner.plan.shown import count_of, plan_as_json, show_plan
 from learner.plan.topology import plan_topology
 from learner.run.checks.preflight import CheckedRun, check_run
 from learner.run.parts import describe_parts
-from protocol.errors import OperatorError, SettingsError
+from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, read_cluster
 from protocol.settings.settings import Settings
 
@@ -29,7 +29,8 @@ def plan(settings: Settings, description: Path | None, *, as_json: bool = False)
     """
     described = None if description is None else read_description(description)
     if described is not None and described.model is not None:
-        topology = plan_topology(settings, described_sizes(settings, described.model), described_nodes(described))
+        sizes = Sizes(described_size(described.model, settings.policy.lora))
+        topology = plan_topology(settings, sizes, described_nodes(described))
         facts = [*describe_parts(settings, None), _steps(settings, topology)]
         facts += _on_ranks(settings, ", each counted as large as it")
         _show(topology, settings.run.name, facts, as_json=as_json)
@@ -51,16 +52,6 @@ def _show(topology: Topology, run: str, facts: Sequence[str], *, as_json: bool) 
         show_plan(topology, f"Run {run}", facts)
 
 
-def described_sizes(settings: Settings, shape: ModelShape) -> Sizes:
-    """Return the sizes of a run's models, all equal to the policy's. Raises: SettingsError for adapters."""
-    if settings.policy.lora.rank:
-        raise SettingsError(
-            f"settings: policy.lora.rank = {settings.policy.lora.rank}: adapters are counted in the model's own files. "
-            "Leave model out of the cluster's description, and give policy.model a folder."
-        )
-    return Sizes(described_size(shape))
-
-
 def _facts(settings: Settings, checked: CheckedRun, topology: Topology) -> list[str]:
     start = checked.start
     num_prompts = len(checked.train.index) if checked.train is not None else 0
@@ -74,7 +65,9 @@ def _facts(settings: Settings, checked: CheckedRun, topology: Topology) -> list[
 
 def _steps(settings: Settings, topology: Topology, first: int = 1) -> str:
     learner, rollout, epochs = settings.learner, settings.rollout, settings.run.max_epochs
-    last = settings.run.max_steps if epochs is None else f"the end of {epochs:g} epochs"
+    last = settings.run.max_steps if epochs is None else f"the end of {epochs:g} epoch{'s' * (epochs != 1)}"
+    if settings.is_of_rows:
+        return f"Steps {first} to {last} of {learner.groups_per_step} rows."
     return (
         f"Steps {first} to {last} of {learner.groups_per_step} groups x {rollout.group_size} "
         f"samples; at most {(learner.max_staleness + 1) * learner.groups_per_step} groups out at a time; weights by "

@@ -93,6 +93,9 @@ for _names, _change in {
     ),
     # settings of version 0.1.0
     "float32_head prove_checkpoints proof_timeout_s sequence_parallel push quantize shadow_wait_s": "Remove it.",
+    "load_in_4bit load_in_8bit": "The base stays in policy.dtype. Set policy.lora.rank, and learner.zero_stage 3 to "
+    "divide it over the ranks.",
+    "reward_pretrain": "Start the model with sluice start --reward-scorer reward_model:MODEL.",
     "shadow": "Remove it, and give the endpoint weight 0.",
     "eval_strategy do_eval": "Set eval.every_steps; 0: no evaluation.",
     "val_before_train eval_on_start": "Set eval.before to true or false.",

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_joining_node_takes_its_address_from_the_route_to_the_head() -> None:
         (["--reward-scorer", "exakt_match"], "--reward-scorer exakt_match is not known. Use one of code_tests, exact_"),
         (
             ["--reward-scorer", "reward_model"],
-            "--reward-scorer reward_model needs a model, which is not an option of a",
+            "--reward-scorer reward_model needs a model: its folder, or its name on the hub. Give reward_model:MODEL",
         ),
         (["--wait-nodes", "-2"], "--wait-nodes -2 is below 0"),
     ],
@@ -105,6 +106,18 @@ def test_ipv6_addresses_are_written_as_ray_compares_them() -> None:
 
 def test_no_reward_starts_no_reward_server() -> None:
     assert read_start_options(["--no-reward"]).no_reward
+
+
+def test_reward_model_is_served_from_a_whole_path_and_in_bfloat16_on_a_gpu_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rm").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for model, gpus, served in (("rm", "", (str(tmp_path / "rm"), "float32")), ("a/b", "7", ("a/b", "bfloat16"))):
+        monkeypatch.setenv("SLUICE_SERVICE_GPUS", gpus)
+        options = read_start_options(["--reward-scorer", f"reward_model:{model}"])
+        given = dict(pairwise(services_of(options, Home(tmp_path))["reward"].command))
+        assert (given["--scorer"], given["--model"], given["--model-dtype"]) == ("reward_model", *served)
 
 
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from learner.disk.model_folder import ModelSize, read_model_size, size_of_shape
+from learner.disk.model_folder import ModelSize, adapters_of_shape, read_model_size, size_of_shape
 from learner.plan.memory import Memory, Sizes, activation_bytes, push_bytes, rank_memory, read_sizes, trained_memory
 from protocol.settings.policy import LoraSettings
 from protocol.settings.settings import Settings
@@ -172,6 +172,12 @@ def test_size_is_read_from_the_model_folder(tmp_path: Path) -> None:
     assert sizes.reference is None
     one = given.policy.lora.model_copy(update={"targets": ("q_proj",)})
     assert read_model_size(folder, one).adapters == 4 * 2 * (64 + 64)
+    config = json.loads((folder / "config.json").read_text())
+    assert [adapters_of_shape(config, lora) for lora in (given.policy.lora, one)] == [
+        sizes.policy.adapters,
+        4 * 2 * (64 + 64),
+    ]
+    assert adapters_of_shape({**config, "num_experts_per_tok": 2}, given.policy.lora) == 4 * 2 * attention
 
 
 @pytest.mark.parametrize(

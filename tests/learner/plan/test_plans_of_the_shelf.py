@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from learner.plan.described import described_nodes, read_description
+from learner.plan.described import described_nodes, described_size, read_description
+from learner.plan.memory import Sizes
 from learner.plan.processes import Topology
 from learner.plan.shown import node_rows
 from learner.plan.topology import plan_topology
 from learner.run.command import main
-from learner.run.plan_command import described_sizes
 from protocol.errors import SettingsError
 from protocol.settings.loader import load_settings
 
@@ -22,15 +22,19 @@ PLANS = {
 }
 
 
+OF_EXAMPLES = {"llama_8b", "llama2_7b", "codellama_34b", "mixtral_8x7b"}  # docs/do/openrlhf_examples.md
+
+
 def plan_of(name: str, *options: str) -> Topology:
     description = read_description(SHELF / f"{PLANS[name]}.yaml")
     assert description.model is not None
     settings = load_settings(SHELF / f"{name}.yaml", list(options))
-    return plan_topology(settings, described_sizes(settings, description.model), described_nodes(description))
+    sizes = Sizes(described_size(description.model, settings.policy.lora))
+    return plan_topology(settings, sizes, described_nodes(description))
 
 
 def test_every_file_of_the_shelf_is_tested() -> None:
-    assert {path.stem for path in SHELF.glob("*.yaml")} == set(PLANS) | set(PLANS.values())
+    assert {path.stem for path in SHELF.glob("*.yaml")} == set(PLANS) | set(PLANS.values()) | OF_EXAMPLES
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -121,13 +125,6 @@ def test_a_described_model_may_be_the_path_of_its_config(tmp_path: Path) -> None
     path.write_text("nodes: [{gpus: 8}]\nmodel: {parameters: 1.0e+6, config: other.json}")
     with pytest.raises(SettingsError, match=r"other\.json cannot be used \(FileNotFoundError\)\. Give the path of"):
         read_description(path)
-
-
-def test_adapters_need_the_models_own_files() -> None:
-    description = read_description(SHELF / "h100_4_nodes.yaml")
-    assert description.model is not None
-    with pytest.raises(SettingsError, match=r"policy\.lora\.rank = 8: adapters are counted in the model's own files"):
-        described_sizes(load_settings(None, ["--policy.lora.rank", "8"]), description.model)
 
 
 def test_a_described_cluster_is_for_plans_alone(capsys: pytest.CaptureFixture[str]) -> None:
