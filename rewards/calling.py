@@ -20,6 +20,8 @@ _TRL_NAMES = ("prompts", "completions", "completion_ids", "trainer_state", "log_
 # Names of the label's column in the rows of TRL's users.
 LABEL_NAMES = ("answer", "solution", "ground_truth", "label", "labels", "target")
 _VERL_NAMES = {"data_source", "ground_truth", "extra_info"}
+_VERL_PLURALS = {"data_source": "data_sources", "solution_str": "solution_strs", "ground_truth": "ground_truths",
+                 "extra_info": "extra_infos"}  # fmt: skip
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -37,20 +39,36 @@ def form_of(function: Callable[..., Any], reads: str, label_name: str = "") -> F
     reads: what a verl function gets: response, or sequence (prompt and response with special tokens, as in Search-R1);
     what a TRL function gets: text, or messages. label_name: a TRL function's parameter for the label; empty: the usual.
     """
-    parameters = inspect.signature(function).parameters
+    signature = inspect.signature(function)
+    parameters = signature.parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     required = [name for name, each in parameters.items() if each.default is each.empty and each.kind not in _VARIADIC]
     if "queries" in parameters:
-        return Form(True, partial(_score_openrlhf, are_named=set(_OPENRLHF_NAMES) <= set(parameters)))
+        if set(_OPENRLHF_NAMES) <= set(parameters):
+            is_callable = _takes(signature, **dict.fromkeys(_OPENRLHF_NAMES))
+            return Form(True, partial(_score_openrlhf, are_named=True)) if is_callable else None
+        in_order = zip(parameters, _OPENRLHF_NAMES, strict=False)
+        is_callable = _takes(signature, *_OPENRLHF_NAMES) and all(
+            name == usual or name not in _OPENRLHF_NAMES for name, usual in in_order
+        )
+        return Form(True, partial(_score_openrlhf, are_named=False)) if is_callable else None
     if "completions" in parameters or "completion_ids" in parameters:
         return Form(True, _TrlForm(parameters, required, reads == "messages", label_name).score)
-    if "solution_strs" in parameters:
+    if "solution_strs" in parameters and {*required} <= {*_VERL_PLURALS.values()}:
         return Form(True, _VerlForm(parameters, takes_any, reads == "sequence").score_batch)
     if any(name in parameters for name in _VERL_TEXTS) and {*required} <= {*_VERL_NAMES, *_VERL_TEXTS}:
         return Form(False, _VerlForm(parameters, takes_any, reads == "sequence").score)
-    if len(required) == 1:
+    if len(required) == 1 and _takes(signature, None):
         return Form(False, _score_own)
     return None
+
+
+def _takes(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def as_async(function: Callable[..., Any]) -> Call:
@@ -101,9 +119,8 @@ class _VerlForm:
 
     async def score_batch(self, call: Call, samples: Sequence[Sample]) -> list[Score]:
         rows = [self._row(sample) for sample in samples]
-        plural = {"data_source": "data_sources", "solution_str": "solution_strs", "ground_truth": "ground_truths",
-                  "extra_info": "extra_infos"}  # fmt: skip
-        returned = await call(**self._chosen({many: [row[one] for row in rows] for one, many in plural.items()}))
+        lists = {many: [row[one] for row in rows] for one, many in _VERL_PLURALS.items()}
+        returned = await call(**self._chosen(lists))
         values = list(returned) if isinstance(returned, list | tuple) else _flat(returned)
         if len(values) != len(samples):
             check_numbers(values, len(samples), "the returned list")

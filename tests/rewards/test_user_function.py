@@ -372,6 +372,16 @@ async def test_scorer_refuses_a_batch_function_that_returns_too_few(tmp_path: Pa
         ("def score(s): ...\ndef reward_func(queries): ...\n", r"reward.py has several of: reward_func"),
         ("def score(**kwargs): ...\n", r"score\(\*\*kwargs\) has no known form\. Expected reward_func"),
         ("def score(tokenizer, solution_str, ground_truth): ...\n", r"has no known form\. Expected reward_func"),
+        *(
+            (f"def score({given}): ...\n", "has no known form")
+            for given in (
+                "queries, prompts, labels, tokenizer",
+                "queries",
+                "queries, answers, prompts",
+                "solution_strs, ground_truths, tokenizer",
+                "*, sample",
+            )
+        ),
         ("def score(a, b): ...\n", r"score\(a, b\) has no known form\. Expected reward_func"),
         (
             "def score(completions): return [0] * len(completions)\n",
