@@ -20,7 +20,8 @@ WRAPPERS = ("rwtransformer.", "pretrained_model.")
 
 _NOT_HEADS = ("lm_head.", "embed_out.", "output.")  # heads of language models
 _LANGUAGE_HEAD = re.compile(r"(rwtransformer\.|pretrained_model\.)?(lm_head|embed_out|output)\.(weight|bias)")
-_CONSTANT = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.(inv_freq|position_ids)$")
+_CONSTANT = re.compile(r"\.(attn|attention)\.masked_bias$|\.(inv_freq|position_ids)$")
+_MASK = re.compile(r"\.(attn|attention)\.bias$")
 
 
 def find_head(unused: Mapping[str, Sequence[int]], hidden_size: int) -> str | None:
@@ -42,9 +43,13 @@ def find_head(unused: Mapping[str, Sequence[int]], hidden_size: int) -> str | No
     return module
 
 
-def is_constant(name: str) -> bool:
-    """Return whether a tensor's name is of a constant that old folders hold: a causal mask, or positions' numbers."""
-    return _CONSTANT.search(name) is not None
+def is_constant(name: str, shape: Sequence[int] | None) -> bool:
+    """Return whether it is a constant that old folders hold: a causal mask, [1, 1, T, T], or positions' numbers.
+
+    shape: None: not known, as in .bin files.
+    """
+    is_square = shape is None or (len(shape) > 1 and shape[-1] == shape[-2] and {*shape[:-2]} <= {1})
+    return _CONSTANT.search(name) is not None or (is_square and _MASK.search(name) is not None)
 
 
 def is_language_head(name: str) -> bool:

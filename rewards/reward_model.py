@@ -147,7 +147,8 @@ def _load(options: ModelOptions) -> tuple[Any, Any]:
         raise OperatorError(
             f"{where} has no weights {names}: it is not a reward model. Expected a head named {', '.join(HEAD_NAMES)}."
         )
-    known = (name for name in found["unexpected_keys"] if is_constant(name) or is_language_head(name))
+    shapes = _shapes(folder) if found["unexpected_keys"] else {}
+    known = (name for name in found["unexpected_keys"] if is_constant(name, shapes.get(name)) or is_language_head(name))
     if unused := sorted(found["unexpected_keys"] - {"score.bias", *known}):
         raise OperatorError(
             f"{where} has weights that the model of its config.json does not use, such as {unused[0]}. Merge adapters "
@@ -156,6 +157,15 @@ def _load(options: ModelOptions) -> tuple[Any, Any]:
     if bias is not None:
         model.score.bias = torch.nn.Parameter(bias.to(model.score.weight.dtype))
     return tokenizer, model
+
+
+def _shapes(folder: Path) -> dict[str, list[int]]:
+    """Return the shapes of the tensors in safetensors files."""
+    shapes: dict[str, list[int]] = {}
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            shapes |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+    return shapes
 
 
 def _foreign_head(folder: Path, hidden_size: int) -> tuple[str | None, torch.Tensor | None]:

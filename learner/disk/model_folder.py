@@ -91,7 +91,7 @@ def count_parameters(model: Path) -> int:
     """
     if not stored_weights(model):
         return sum(path.stat().st_size // 2 for path in model.glob("*.bin"))
-    return sum(math.prod(shape) for _, shape in _stored_shapes(model))
+    return sum(math.prod(shape) for _, shape in stored_shapes(model))
 
 
 def stored_weights(model: Path) -> list[Path]:
@@ -301,7 +301,7 @@ def _shape(config: dict[str, Any]) -> tuple[int, int, int, int, int] | None:
 def _count_adapters(model: Path, lora: LoraSettings) -> int:
     """Return lora.rank times (inputs + outputs), over all adapted matrices."""
     total = 0
-    for name, shape in _stored_shapes(model):
+    for name, shape in stored_shapes(model):
         if len(shape) != 2 or not name.endswith(".weight") or any(part in name for part in _WITHOUT_ADAPTER):
             continue
         if not lora.targets or name.split(".")[-2] in lora.targets:
@@ -309,7 +309,8 @@ def _count_adapters(model: Path, lora: LoraSettings) -> int:
     return total
 
 
-def _stored_shapes(model: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+def stored_shapes(model: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield names and shapes of a folder's tensors."""
     for path in stored_weights(model):
         with safe_open(path, framework="numpy") as file:
             for name in list(file.keys()):  # safe_open is not a mapping

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from learner.disk.model_folder import stored_shapes
 from learner.models import varlen_attention
 from learner.models.gradient import RouterLoss
 from learner.models.scoring.scored_model import make_scored
@@ -92,7 +93,9 @@ def _read(auto_class: Any, settings: PolicySettings, config: Any, form: dict[str
 def _check_whole(model: Any, settings: PolicySettings) -> None:
     """Raise OperatorError for weights of the folder that the model would leave out."""
     where = f"The weights of the {settings.role} in {settings.model_dir}"
-    if unused := sorted(name for name in unused_tensors(model) if not is_head(name) and not is_constant(name)):
+    shapes = dict(stored_shapes(settings.model_dir)) if unused_tensors(model) else {}
+    known = {name for name in unused_tensors(model) if is_head(name) or is_constant(name, shapes.get(name))}
+    if unused := sorted({*unused_tensors(model)} - known):
         raise OperatorError(
             f"{where} have {len(unused)} tensors that a {model.config.model_type} model of its config.json does not "
             f"use, such as {unused[0]}. Merge adapters into the model, or correct config.json."

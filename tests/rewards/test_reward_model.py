@@ -119,13 +119,14 @@ def test_reward_model_of_another_trainer_gives_the_same_rewards(folder: Path, tm
     assert rewards == pytest.approx([_expected(folder, text) + shift for text in TEXTS], abs=1e-5)
 
 
-def test_weights_that_the_model_would_leave_out_are_refused(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["mlp.up_proj.lora_A.weight", "attn.bias"])
+def test_weights_that_the_model_would_leave_out_are_refused(folder: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(folder, tmp_path / "theirs")
-    more = {"model.layers.0.mlp.up_proj.lora_A.weight": torch.zeros(1)}
+    more = {f"model.layers.0.{name}": torch.zeros(1)}
     save_file(
         load_file(folder / "model.safetensors") | more, tmp_path / "theirs" / "model.safetensors", {"format": "pt"}
     )
-    with pytest.raises(OperatorError, match=r"such as model\.layers\.0\.mlp\.up_proj\.lora_A\.weight"):
+    with pytest.raises(OperatorError, match=f"such as model.layers.0.{name}"):
         RewardModel(ModelOptions(str(tmp_path / "theirs"), device="cpu"))
 
 

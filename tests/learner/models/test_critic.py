@@ -103,6 +103,8 @@ LAYER = "model.layers.0.self_attn"
 @pytest.mark.parametrize(
     ("name", "is_refused"),
     [
+        ("model.layers.0.attn.bias", True),
+        ("model.layers.0.attn.bias of a mask", False),
         (f"{LAYER}.q_proj.lora_A.weight", True),
         ("model.layers.9.mlp.up_proj.weight", True),
         ("lm_head.lora_A.weight", True),
@@ -112,7 +114,7 @@ LAYER = "model.layers.0.self_attn"
     ],
 )
 def test_weights_that_a_language_model_would_leave_out_are_refused(folder: Path, name: str, is_refused: bool) -> None:
-    add(folder, {name: HEAD})
+    add(folder, {name.removesuffix(" of a mask"): torch.ones(1, 1, 8, 8) if "of a mask" in name else HEAD})
     with pytest.raises(OperatorError, match=re.escape(name)) if is_refused else nullcontext():
         load_model(settings_of(folder))
 
