@@ -39,26 +39,24 @@ def form_of(function: Callable[..., Any], reads: str, label_name: str = "") -> F
     reads: what a verl function gets: response, or sequence (prompt and response with special tokens, as in Search-R1);
     what a TRL function gets: text, or messages. label_name: a TRL function's parameter for the label; empty: the usual.
     """
-    signature = inspect.signature(function)
-    parameters = signature.parameters
+    parameters = inspect.signature(function).parameters
+    outer = inspect.signature(function, follow_wrapped=False)  # a decorator may fill parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     required = [name for name, each in parameters.items() if each.default is each.empty and each.kind not in _VARIADIC]
     if "queries" in parameters:
-        if set(_OPENRLHF_NAMES) <= set(parameters):
-            is_callable = _takes(signature, **dict.fromkeys(_OPENRLHF_NAMES))
-            return Form(True, partial(_score_openrlhf, are_named=True)) if is_callable else None
-        in_order = zip(parameters, _OPENRLHF_NAMES, strict=False)
-        is_callable = _takes(signature, *_OPENRLHF_NAMES) and all(
-            name == usual or name not in _OPENRLHF_NAMES for name, usual in in_order
-        )
-        return Form(True, partial(_score_openrlhf, are_named=False)) if is_callable else None
+        if set(_OPENRLHF_NAMES) <= set(parameters) and _takes(outer, **dict.fromkeys(_OPENRLHF_NAMES)):
+            return Form(True, partial(_score_openrlhf, are_named=True))
+        places = zip(parameters, _OPENRLHF_NAMES, strict=False)
+        is_in_order = all(name == usual or name not in _OPENRLHF_NAMES for name, usual in places)
+        is_called = is_in_order and _takes(outer, *_OPENRLHF_NAMES)
+        return Form(True, partial(_score_openrlhf, are_named=False)) if is_called else None
     if "completions" in parameters or "completion_ids" in parameters:
         return Form(True, _TrlForm(parameters, required, reads == "messages", label_name).score)
     if "solution_strs" in parameters and {*required} <= {*_VERL_PLURALS.values()}:
         return Form(True, _VerlForm(parameters, takes_any, reads == "sequence").score_batch)
     if any(name in parameters for name in _VERL_TEXTS) and {*required} <= {*_VERL_NAMES, *_VERL_TEXTS}:
         return Form(False, _VerlForm(parameters, takes_any, reads == "sequence").score)
-    if len(required) == 1 and _takes(signature, None):
+    if len(required) == 1 and _takes(outer, None):
         return Form(False, _score_own)
     return None
 

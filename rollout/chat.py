@@ -10,6 +10,7 @@ from typing import Any, cast
 from jinja2 import TemplateError
 
 from protocol.errors import NeighbourError, OperatorError
+from protocol.message_texts import render_chat
 from protocol.one_line import one_line
 from protocol.settings.rewards import RetrieverSettings, RewardsSettings
 from protocol.settings.rollout import RolloutSettings
@@ -96,8 +97,12 @@ class Chat:
         )
         self._messages.append({"role": "user", "content": line})
         while True:
-            prompt = self._tokenizer.apply_chat_template(
-                self._messages, tools=[*self._toolbox.schemas] or None, add_generation_prompt=True, return_dict=False
+            prompt = render_chat(
+                self._tokenizer,
+                self._messages,
+                tools=[*self._toolbox.schemas] or None,
+                add_generation_prompt=True,
+                return_dict=False,
             )
             text, finish = self._speaker.write(prompt, keep_control_tokens=environment is not None)
             step = self._runner.run(environment.step(Turn(text, finish))) if environment is not None else None

@@ -130,7 +130,8 @@ class PromptShape:
                     f"data: {where} has no {key!r}, which the template names. Its columns are {sorted(content)}. "
                     "Change data.template, or fix the row."
                 )
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
+        # NaN is a missing number.
+        if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
             raise SettingsError(
                 f"data: {where} has {value!r:.80} where the template wants text or a number. Change data.template, or "
                 "fix the row."
@@ -154,7 +155,8 @@ def make_prompt(row: Row, file: str, name: str, shape: PromptShape) -> Prompt:
             f"messages with role and content. Set data.prompt_key to one of {sorted(content)}, or fix the row."
         )
     _check_readable(prompt, content)
-    label = content.get(shape.label_key, _verl_label(content))
+    label = content.get(shape.label_key)
+    label = _verl_label(content) if label is None else label
     if label is None and shape.label_required:
         raise SettingsError(
             f"data: {file} line {row.number} has no label under {shape.label_key!r}. Set data.label_key to one of "

@@ -127,14 +127,20 @@ class RowEncoder:
         return float(margin)
 
     def _with_end(self, row: SftRow) -> SftRow:
-        """Return the row with the end token last: a served reward model reads the reward there."""
+        """Return the row with the end token last: a served reward model reads the reward there.
+
+        Without the template's white space behind the end of a turn: the served text of a rollout has none.
+        """
         end = self._tokenizer.eos_token_id
         if end is None:
             return row
-        ends = np.flatnonzero((row.tokens == end) & (row.weights > 0.0))
-        if len(ends) and not self._tokenizer.decode(row.tokens[ends[-1] + 1 :]).strip():
-            return replace(row, tokens=row.tokens[: ends[-1] + 1], weights=row.weights[: ends[-1] + 1])
-        tokens, weights = np.append(row.tokens, np.int32(end)), np.append(row.weights, np.float32(1.0))
+        controls = [end, *(token for token, each in self._tokenizer.added_tokens_decoder.items() if each.special)]
+        tokens = row.tokens[:-1] if row.tokens[-1] == end else row.tokens
+        ends = np.flatnonzero(np.isin(tokens, controls) & (row.weights[: len(tokens)] > 0.0))
+        if len(ends) and not self._tokenizer.decode(tokens[ends[-1] + 1 :]).strip():
+            tokens = tokens[: ends[-1] + 1]
+        tokens = tokens if tokens[-1:] == [end] else np.append(tokens, np.int32(end))
+        weights = np.append(row.weights, np.float32(1.0))[: len(tokens)]
         return _checked(replace(row, tokens=tokens, weights=weights), *self._limits)
 
     def _encode(self, content: Content) -> SftRow:

@@ -102,6 +102,12 @@ CALLED = {
         "    return [float(t['ground_truth']['target'][0] in q) for t, q in zip(labels, queries)]\n",
         [1.0, 0.0],
     ),
+    "OpenRLHF: a decorator fills a parameter": (
+        "import functools\ndef reward_func(queries, prompts, labels, k):\n"
+        "    return [float(k + ('Ada' in q)) for q in queries]\n"
+        "reward_func = functools.wraps(reward_func)(functools.partial(reward_func, k=1))\n",
+        [2.0, 1.0],
+    ),
     "Search-R1: an answer behind the example in the prompt": (
         "import re\ndef compute_score_em(solution_str, ground_truth, score=1.0):\n"
         "    found = re.findall('<answer>(.*?)</answer>', solution_str)\n"

@@ -1,5 +1,6 @@
 """Rows for supervised fine-tuning: what of them is learnt, and how a bad line is named."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -18,6 +19,7 @@ from learner.run.checks.preflight import check_warm_start
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 from tests.fakes.tiny_models import make_tiny_model
+from tests.fakes.tokenizer_families import tokenizer_of
 
 TEMPLATE = (
     "{% for t in tools or [] %}<t>{{ t.name }}.{% endfor %}"
@@ -309,6 +311,16 @@ def test_pair_of_a_reward_model_ends_with_the_end_token_and_has_its_margin(model
     assert text.tokens[-2:].tolist() != [end, end]
     with pytest.raises(BadRowError, match="margin is 'wide', expected a number"):
         encoder.encode({**row, "margin": "wide"})
+
+
+def test_pair_of_a_reward_model_ends_as_a_served_text_does(tmp_path: Path) -> None:
+    tokenizer = copy.deepcopy(tokenizer_of("gemma"))
+    tokenizer.eos_token = "<eos>"  # its template ends turns with "<end_of_turn>\n"
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    row = {"prompt": [_ASKED], "chosen": [_SAID], "rejected": [{"role": "assistant", "content": "x"}]}
+    for each in RowEncoder(tmp_path, "reward_pairs").encode(row):
+        assert tokenizer.convert_ids_to_tokens(each.tokens[-2:]) == ["<end_of_turn>", "<eos>"]
 
 
 def test_file_without_rows_is_refused(tmp_path: Path, model: Path) -> None:
