@@ -16,6 +16,7 @@ from typing import Any
 from learner.data.answers import Answers, Sample, read_answers
 from protocol.disk.files import replacing
 from protocol.errors import OperatorError, SettingsError
+from protocol.message_texts import with_texts
 
 _ABOUT = """\
 Write the rows to train on from a file of sluice generate. best: the first sample of the highest reward; best_worst:
@@ -81,6 +82,8 @@ def write_rows(answers: Path, rows: Path, selection: Selection) -> Counter[str]:
     Raises: OperatorError.
     """
     counts = Counter({"rows": 0})
+    if rows.resolve() == answers.resolve():
+        raise OperatorError(f"{rows} is the file of the answers, which the rows would replace. Give another file.")
     try:
         with replacing(rows) as aside, aside.open("w", encoding="utf-8") as file:
             for each in read_answers(answers):
@@ -143,7 +146,8 @@ def _row(answers: Answers, sample: Sample, selection: Selection) -> dict[str, An
         # The text is for readers: input_ids count.
         mask = sample.loss_mask
         return {"reward": sample.reward, "input_ids": sample.tokens, "loss_mask": mask, "text": sample.text}
-    prompt = _with_tag(answers.prompt, (selection.tag or "").replace("{reward}", f"{sample.reward:.2f}"))
+    prompt = answers.prompt if isinstance(answers.prompt, str) else with_texts(answers.prompt)
+    prompt = _with_tag(prompt, (selection.tag or "").replace("{reward}", f"{sample.reward:.2f}"))
     return {"reward": sample.reward, "prompt": prompt, "completion": sample.text}
 
 
@@ -151,7 +155,7 @@ def _pair(answers: Answers, best: Sample, worst: Sample, selection: Selection) -
     chosen, rejected = (_row(answers, each, selection) for each in (best, worst))
     if not selection.as_text:
         return {"chosen": chosen, "rejected": rejected}
-    return {"prompt": answers.prompt, "chosen": chosen["completion"], "rejected": rejected["completion"]}
+    return {"prompt": chosen["prompt"], "chosen": chosen["completion"], "rejected": rejected["completion"]}
 
 
 def _with_tag(prompt: Any, tag: str) -> Any:

@@ -106,7 +106,8 @@ def test_text_is_learnt_as_prompt_and_completion(answers: Path) -> None:
 def test_tag_tells_the_model_each_answers_reward(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     append_answers(path, _answers(0, [_sample(0.5, [1, 2, 3]), _sample(1.0, [1, 2, 4])]))
-    append_answers(path, _answers(1, [_sample(0.0, [1, 2, 3])], [{"role": "user", "content": "ask"}]))
+    parts = [{"type": "text", "text": each} for each in ("as", "k")]
+    append_answers(path, _answers(1, [_sample(0.0, [1, 2, 3])], [{"role": "user", "content": parts}]))
     rows = _select(path, "--select", "all", "--text", "--tag", " <score>: {reward} ")
     assert [row["prompt"] for row in rows] == [
         "ask <score>: 0.50 ",
@@ -129,6 +130,13 @@ def test_conversation_of_several_turns_is_learnt_as_tokens_alone(tmp_path: Path)
     assert _select(path)[0]["loss_mask"] == [0, 0, 1, 0, 1]
     with pytest.raises(OperatorError, match=r"Row 0 has a conversation of several turns. Leave --text out\."):
         _select(path, "--text")
+
+
+def test_rows_never_replace_the_answers(answers: Path) -> None:
+    before = answers.read_bytes()
+    with pytest.raises(OperatorError, match="is the file of the answers"):
+        select.main([str(answers), str(answers)])
+    assert answers.read_bytes() == before
 
 
 def test_no_row_at_all_is_an_error_that_leaves_no_file(tmp_path: Path) -> None:
