@@ -55,7 +55,8 @@ class RewardService:
             leaving.cancel()
 
     async def _health(self) -> Response:
-        return JSONResponse({"status": "ok", "scorer": self._name})
+        code = {"code": digest} if (digest := getattr(self._scorer, "digest", "")) else {}
+        return JSONResponse({"status": "ok", "scorer": self._name, **code})
 
 
 async def _wait_for_disconnect(request: Request) -> None:

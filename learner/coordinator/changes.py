@@ -3,9 +3,11 @@
 Statistics that depend on a changed part start again.
 """
 
+import http.client
 import json
 import logging
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +18,7 @@ from protocol.settings.paths import user_files
 from protocol.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
+_HEALTH_S, _HEALTH_BYTES = 2.0, 1 << 16
 # Settings of rollout that decide nothing in a sample.
 _OF_SERVERS = {"num_servers", "tensor_parallel_size", "max_groups_in_flight", "lease_timeout_s", "start_timeout_s"}
 
@@ -51,6 +54,7 @@ def begin_start(
             f"The held-out set {name} has other prompts or other sampling from step {from_step} on: earlier scores do "
             "not count."
         )
+    code |= dict(_served_code(settings))
     for path in ledger.begin_code(code):
         notices.append(f"{path} was edited since the last start: steps from {from_step} on use it as it is now.")
     for notice in notices:
@@ -59,6 +63,19 @@ def begin_start(
     if step := int(ledger.meta(REWARDS_SINCE_STEP) or 0):
         metrics["eval/rewards_since"] = step
     return StartChanges(metrics, tuple(notices))
+
+
+def _served_code(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield (url, digest of the code behind it) of each endpoint that tells it, as `sluice serve-reward` does."""
+    for endpoint in settings.rewards.endpoints:
+        url, is_tls = endpoint.url, endpoint.url.scheme == "https"
+        connect = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
+        connection = connect(str(url.host).strip("[]"), url.port, timeout=_HEALTH_S)
+        with suppress(OSError, http.client.HTTPException, ValueError, AttributeError):
+            connection.request("GET", "/health")
+            if isinstance(digest := json.loads(connection.getresponse().read(_HEALTH_BYTES)).get("code"), str):
+                yield f"The function behind {url}", digest
+        connection.close()
 
 
 def _digests(files: Sequence[Path]) -> dict[str, str]:

@@ -1,10 +1,13 @@
 """A resume with other reward endpoints: the operator is told, and what depends on earlier rewards starts again."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rewards.service import RewardService
+from tests.fakes.http_servers import free_address, serving
 from tests.learner.coordinator.coordinator_script import Script, settings_of
 
 EM = {"name": "em", "url": "http://127.0.0.1:1/em"}
@@ -86,6 +89,19 @@ def test_operator_is_told_once_when_a_file_of_the_users_code_was_edited(tmp_path
         f"{file} was edited since the last start: steps from 1 on use it as it is now.",
     )
     assert script.resume(0, **sections).coordinator.status().notices == ()
+
+
+def test_operator_is_told_once_when_the_function_behind_an_endpoint_was_edited(tmp_path: Path) -> None:
+    scorer: Any = SimpleNamespace(digest="before")
+    with serving(RewardService(scorer, "f.py").app()) as address:
+        given = scored_by({"name": "mine", "url": f"{address}/score"}, {**EM, "url": f"{free_address()}/none"})
+        script = Script(tmp_path, settings_of(**given)).resume(0, **given)
+        assert script.coordinator.status().notices == ()
+        scorer.digest = "after"
+        script = script.resume(0, **given)
+        (notice,) = script.coordinator.status().notices
+        assert notice.startswith(f"The function behind {address}/score was edited since the last start")
+        assert script.resume(0, **given).coordinator.status().notices == ()
 
 
 @pytest.mark.parametrize("is_from_step_0", [False, True])
