@@ -33,9 +33,9 @@ class FlowCluster:
         self._changes = {"SLUICE_HOME": str(self.home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         self._environment = {**os.environ, **self._changes}
 
-    def start(self) -> "subprocess.CompletedProcess[str]":
+    def start(self, *options: str) -> "subprocess.CompletedProcess[str]":
         ports = [f"--{name}-port={free_port()}" for name in ("ray", "retriever", "reward")]
-        return self._command("deploy.cluster", "start", *ports, "--corpus-path", str(self.corpus))
+        return self._command("deploy.cluster", "start", *ports, "--corpus-path", str(self.corpus), *options)
 
     def stop(self) -> "subprocess.CompletedProcess[str]":
         return self._command("deploy.cluster", "stop")

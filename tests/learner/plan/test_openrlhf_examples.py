@@ -13,8 +13,9 @@ from deploy.command import run_verb
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "do" / "openrlhf_examples.md"
-# What the page says of my_sft.yaml and my_dpo.yaml.
-_MINE = ["--learner.num_ranks=8", "--learner.zero_stage=3", "--learner.gradient_checkpointing=true"]
+# What the page says of the reader's files.
+_MINE = {f"my_{name}.yaml": f"deploy/configs/{name}.yaml" for name in ("sft", "dpo")}
+_CHANGES = ["--learner.num_ranks=8", "--learner.zero_stage=3", "--learner.gradient_checkpointing=true"]
 
 
 class Example(NamedTuple):
@@ -43,10 +44,14 @@ def drawn(command: list[str]) -> list[list[str]]:
     verb, *rest = command
     if verb == "iterate":
         given = dict(pairwise(rest))
-        config = f"deploy/configs/{given['--train'].removeprefix('my_')}"
-        trained = ["run", "--config", config, *_MINE, "--policy.model", rest[0], "--data.train", "rows.jsonl"]
-        return [["generate", *rest[:2], "answers.jsonl", "--config", given["--generate"]], trained]
-    return [command] if verb in ("run", "generate") else []
+        trained = ["run", "--config", given["--train"], "--policy.model", rest[0], "--data.train", "rows.jsonl"]
+        generated = ["generate", *rest[:2], "answers.jsonl", "--config", given["--generate"]]
+        return [*drawn(generated), *drawn(trained)]
+    for copy, config in _MINE.items():
+        if copy in rest:
+            place = rest.index(copy)
+            rest = [*rest[:place], config, *_CHANGES, *rest[place + 1 :]]
+    return [[verb, *rest]] if verb in ("run", "generate") else []
 
 
 EXAMPLES = list(examples())
