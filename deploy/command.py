@@ -27,6 +27,7 @@ VERBS = {
     "runs": Verb("list runs; show the output of one, or stop it", "deploy.runs.command:main"),
     "status": Verb("show this node's processes and their logs", "deploy.cluster.command:main", ("status",)),
     "stop": Verb("end this node's part of a cluster", "deploy.cluster.command:main", ("stop",)),
+    "dash": Verb("a live page of your runs, in the browser", "learner.report.dash.command:main"),
     "report": Verb("write a run's report.html, also while it runs", "learner.report.write:main"),
     "audit": Verb("prove that each prompt was trained once", "learner.audit.command:main"),
     "eval": Verb("score a model on held-out prompts", "learner.evaluate:main"),

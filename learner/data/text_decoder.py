@@ -39,6 +39,18 @@ class TextDecoder:
             before, start = after, end
         return texts
 
+    def token_texts(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text that each token adds: a character of several tokens is added by its last one."""
+        texts: list[str] = []
+        known, shown = 0, 0  # tokens before the window; tokens whose text has been added
+        for end in range(1, len(tokens) + 1):
+            before, now = self._decode(tokens[known:shown]), self._decode(tokens[known:end])
+            is_whole = len(now) > len(before) and (end == len(tokens) or not now.endswith("\ufffd"))
+            texts.append(now[len(before) :] if is_whole else "")
+            if is_whole:
+                known, shown = shown, end
+        return texts
+
     def answer(self, tokens: Sequence[int], start: int) -> str:
         """Return the text from `start` on, without a special token at its end."""
         is_ended = self._tokenizer is not None and not self._tokenizer.decode([tokens[-1]], skip_special_tokens=True)

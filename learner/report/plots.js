@@ -71,13 +71,18 @@
 
   const button = document.getElementById("dark");
   function redraw() {
-    button.textContent = isDark() ? "light" : "dark";
+    if (button) button.textContent = isDark() ? "light" : "dark";
     shown.forEach(draw);
   }
   for (const source of document.querySelectorAll("script.plot"))
     shown.push({ plot: JSON.parse(source.textContent), card: source.nextElementSibling });
   redraw();
-  button.addEventListener("click", () => { root.style.colorScheme = isDark() ? "light" : "dark"; redraw(); });
+  window.sluicePlots = {  // for pages whose plots come later
+    number,
+    show(plot, card) { shown.push({ plot, card }); draw(shown.at(-1)); },
+    forget() { shown.length = 0; },
+  };
+  button?.addEventListener("click", () => { root.style.colorScheme = isDark() ? "light" : "dark"; redraw(); });
   prefersDark.addEventListener("change", redraw);
   let timer;
   addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(redraw, 150); });

@@ -4,28 +4,22 @@ A run may be finished, running, killed or empty.
 """
 
 import argparse
-import base64
-import hashlib
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from learner.live.alarms import alarms_of
 from learner.live.panel import describe_slowness, step_times
 from learner.report.compare import COLUMNS, compare_runs
 from learner.report.facts import RunFacts, read_run, settings_table
 from learner.report.headline import compared_steps, make_headline
+from learner.report.page import render_page
 from learner.report.plots import metric_plots, outside_band, reward_plot
-from learner.report.samples import pair_answers, read_groups, visible
+from learner.report.samples import pair_answers, read_groups
 from protocol.disk.files import replacing
 from protocol.errors import OperatorError
 
-_FOLDER = Path(__file__).parent
 _RECORDS = ("settings.yaml", "metrics.jsonl", "ledger.sqlite", "samples.jsonl")
 
 
@@ -42,7 +36,7 @@ def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
     changes, pairs = pair_answers(run_folder / "evaluations.jsonl", *steps)
     timed = [line for line in run.lines if "time/wait_s" in line]
     outside, num_checked = outside_band(run.lines)
-    page = _render(
+    page = render_page(
         "page.html.j2",
         run=run,
         headline=make_headline(run),
@@ -75,7 +69,7 @@ def write_comparison(run_folders: Sequence[Path]) -> Path:
     name = "_".join(comparison.names).replace("/", "_")[:200]
     return _write(
         run_folders[0].resolve().parent / f"{name}.html",
-        _render("compare.html.j2", comparison=comparison, columns=COLUMNS),
+        render_page("compare.html.j2", comparison=comparison, columns=COLUMNS),
     )
 
 
@@ -123,36 +117,6 @@ def _model_folder(run: RunFacts) -> Path | None:
 def _unused_endpoints(run: RunFacts) -> list[str]:
     """Return the names of the reward endpoints of weight 0."""
     return [each.name for each in run.settings.rewards.endpoints if each.weight == 0] if run.settings else []
-
-
-def _asset(name: str) -> Markup:
-    """Return a file of ours, to be written into the page as it is."""
-    return Markup((_FOLDER / name).read_text(encoding="utf-8").strip())  # noqa: S704  # files of ours
-
-
-def _csp_digest(script: str) -> str:
-    """Return the script's digest for the page's Content-Security-Policy: a browser runs no other script there."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-def _render(name: str, **values: object) -> str:
-    # Everything that came from a model, a data set or another process is escaped: autoescape, and no |safe anywhere.
-    environment = Environment(
-        loader=FileSystemLoader(_FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["visible"] = visible
-    scripts = [_asset("uplot/uPlot.iife.min.js"), _asset("plots.js")]
-    return environment.get_template(name).render(
-        **values,
-        written_at=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
-        style=_asset("uplot/uPlot.min.css"),
-        scripts=scripts,
-        script_digests=[_csp_digest(script) for script in scripts],
-    )
 
 
 def _write(path: Path, page: str) -> Path:

@@ -97,6 +97,7 @@ class RunRecord:
                 {
                     "step": batch.step,
                     "group": facts.group,
+                    "sample_index": facts.sample_index,
                     "reward": facts.reward,
                     "reward_parts": facts.reward_parts,
                     "staleness": batch.policy_version - facts.oldest_version,
@@ -107,6 +108,8 @@ class RunRecord:
                     "label": labels.get(facts.group, ""),
                     "tokens": tokens,
                     "loss_mask": trajectory.loss_mask.tolist(),
+                    "version_spans": [[span.start, span.end, span.version] for span in facts.version_spans],
+                    "logprobs": [round(value, 4) for value in trajectory.behaviour_logprobs.tolist()],
                 },
             )
 

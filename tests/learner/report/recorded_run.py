@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from learner.coordinator.steps.record import RunRecord
 from learner.coordinator.steps.step_batch import StepBatch
+from learner.data.text_decoder import TextDecoder
 from learner.ledger.ledger import Ledger
 from protocol.settings.loader import save_settings
 from protocol.settings.settings import Settings
@@ -39,7 +40,9 @@ def record_run(folder: Path, num_steps: int, groups_per_step: int = 2, group_siz
     )
     save_settings(settings, folder / "settings.yaml")
     tokenizer = save_tokenizer(folder.parent / "model")
-    ledger, record = Ledger(folder / "ledger.sqlite"), RunRecord(folder, samples_per_step=1, group_every=num_steps)
+    decoder = TextDecoder(folder.parent / "model")
+    record = RunRecord(folder, samples_per_step=1, decoder=decoder, group_every=num_steps)
+    ledger = Ledger(folder / "ledger.sqlite")
     ledger.begin_incarnation(0)
     began = time.time() - 2.0 * num_steps
     if num_steps:

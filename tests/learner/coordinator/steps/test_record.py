@@ -63,6 +63,7 @@ def test_write_samples_keeps_as_many_as_asked_for_spread_over_the_step(tmp_path:
     assert samples[0] == {
         "step": 2,
         "group": "a",
+        "sample_index": 0,
         "reward": 0.0,
         "reward_parts": {"exact_match": 0.0},
         "staleness": 2,
@@ -73,6 +74,8 @@ def test_write_samples_keeps_as_many_as_asked_for_spread_over_the_step(tmp_path:
         "label": "A",
         "tokens": [1, 2, 3, 4],
         "loss_mask": [0, 0, 1, 1],
+        "version_spans": [[2, 4, 3]],
+        "logprobs": [0.0, 0.0, -0.5, -0.5],
     }
 
 

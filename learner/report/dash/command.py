@@ -1,0 +1,59 @@
+"""`sluice dash [RUNS_DIR]`: a live page of runs, from their folders alone. Nothing of a run waits for it.
+
+Exit status: 0 when it is stopped; 1 with one sentence.
+"""
+
+import argparse
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from learner.report.dash.api import TokenGate, make_dash
+from learner.report.dash.runs import Runs
+from protocol.http.bearer import MIN_TOKEN_LENGTH, read_token
+from protocol.http.listen import LOOPBACK, add_listen_options, address_of, bind
+from protocol.http.service import run_service, serve_app
+from protocol.node.home import sluice_home
+
+_PORT = 8700
+_INDEX_EVERY_S = 1.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="sluice dash", description="A live page of your runs. It reads their folders and never disturbs them."
+    )
+    parser.add_argument(
+        "folder", type=Path, metavar="RUNS_DIR", nargs="?", default=Path("runs"), help="folder of runs, or one run"
+    )
+    add_listen_options(parser, _PORT)
+    return run_service(parser, arguments, _serve)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    runs = Runs(options.folder, sluice_home() / "dash")
+    token = read_token(options.token_file) if options.token_file else secrets.token_urlsafe(MIN_TOKEN_LENGTH)
+    listener = bind("sluice dash", options.host, options.port)
+    for run in runs.all():
+        run.summary()  # a large run is read before the first view of it
+    threading.Thread(target=_index, args=(runs,), daemon=True).start()
+    link = address_of(listener) if options.token_file else f"{address_of(listener)}/?token={token}"
+    if options.host not in LOOPBACK:
+        print("The page is not encrypted: an address that is not this machine's own shows it to the network.")
+    introduction = f"Runs of {options.folder.resolve()}. Open {link}\nCtrl-C ends the page, not the runs. Listening"
+    serve_app(TokenGate(make_dash(runs), token), listener, None, introduction)
+
+
+def _index(runs: Runs) -> None:
+    """Index what runs record, newest run first."""
+    while True:
+        for run in runs.all():
+            try:
+                run.samples.update()
+            except (OSError, sqlite3.Error) as error:  # a folder that goes away, a full disk
+                print(f"sluice dash: {run.name} is not indexed: {error}", flush=True)
+        time.sleep(_INDEX_EVERY_S)

@@ -1,0 +1,145 @@
+"""Rows of a run's ledger for the page, read without a lock that the coordinator would wait for."""
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from learner.disk.run_folder import read_only_uri
+
+_NEWEST = 20_000  # trajectories behind the live figures
+_RATE_S = 60.0
+MOST_COUNTED = 1_000  # trajectories behind the first listed one: a count of all reads the whole ledger
+_UNFINISHED = "state NOT IN ('trained', 'skipped')"  # word for word as in the ledger's partial index
+_COLUMNS = (
+    '"group", sample_index, attempt, kind, is_greedy, server, reward, reward_parts, num_tokens, num_model_tokens, '
+    "num_turns, finish, oldest_version, newest_version, step, staleness, started_at, finished_at, received_at"
+)
+# Orders of the list: name -> SQL. The newest come first without sorting.
+ORDERS = {
+    "newest": "rowid DESC",
+    "oldest": "rowid",
+    **{
+        f"{name}_{end}": f"{name} {end}"
+        for name in ("reward", "num_model_tokens", "staleness")
+        for end in ("asc", "desc")
+    },
+}
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which trajectories to list; None and empty texts filter nothing."""
+
+    step: int | None = None
+    group: str = ""
+    kind: str = ""  # train or eval
+    server: str = ""
+    finish: str = ""
+    min_reward: float | None = None
+    max_reward: float | None = None
+    min_tokens: int | None = None  # of the model
+    max_tokens: int | None = None
+
+    def condition(self) -> tuple[str, list[object]]:
+        """Return the SQL condition and its values."""
+        parts = [
+            ("step = ?", self.step),
+            ('"group" = ?', self.group or None),
+            ("kind = ?", self.kind or None),
+            ("server = ?", self.server or None),
+            ("finish = ?", self.finish or None),
+            ("reward >= ?", self.min_reward),
+            ("reward <= ?", self.max_reward),
+            ("num_model_tokens >= ?", self.min_tokens),
+            ("num_model_tokens <= ?", self.max_tokens),
+        ]
+        given = [(text, value) for text, value in parts if value is not None]
+        return " AND ".join(text for text, _ in given) or "1", [value for _, value in given]
+
+
+class LedgerRows:
+    """Questions to one ledger. Without a ledger every answer is empty. Raises: sqlite3.Error for a broken one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def trajectories(
+        self, wanted: Filter, order: str, offset: int, limit: int, texts: tuple[Path, str] | None = None
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """Return how many trajectories the filter leaves, counted to MOST_COUNTED behind `offset`, and `limit` of them.
+
+        order: a key of ORDERS. texts: the index of recorded samples and a search in it; None: all trajectories.
+        """
+        condition, values = wanted.condition()
+        with closing(self._connect()) as db:
+            if texts is not None:
+                index, search = texts
+                db.execute("ATTACH ? AS recorded", (f"{index.as_uri()}?mode=ro",))
+                condition += (
+                    ' AND ("group", sample_index) IN (SELECT "group", sample_index FROM recorded.samples WHERE id IN '
+                    "(SELECT rowid FROM recorded.texts WHERE texts MATCH ?))"
+                )
+                values = [*values, search]
+            some = f"SELECT 1 FROM trajectories WHERE {condition} LIMIT {offset + MOST_COUNTED}"
+            (total,) = db.execute(f"SELECT COUNT(*) FROM ({some})", values).fetchone()
+            rows = _dicts(
+                db,
+                f"SELECT {_COLUMNS} FROM trajectories WHERE {condition} ORDER BY {ORDERS[order]} LIMIT ? OFFSET ?",
+                [*values, limit, offset],
+            )
+        return total, [{**row, "reward_parts": json.loads(row["reward_parts"])} for row in rows]
+
+    def story(self, group: str) -> dict[str, Any]:
+        """Return a prompt's state, its trajectories, failed samples and wasted tokens."""
+        of_group = 'WHERE "group" = ?'
+        with closing(self._connect()) as db:
+            prompt = _dicts(db, f"SELECT * FROM prompts {of_group}", [group])
+            return {
+                "prompt": prompt[0] if prompt else None,
+                "trajectories": _dicts(
+                    db, f"SELECT {_COLUMNS} FROM trajectories {of_group} ORDER BY sample_index", [group]
+                ),
+                "failures": _dicts(db, f"SELECT * FROM failures {of_group} ORDER BY at", [group]),
+                "waste": _dicts(db, f"SELECT * FROM waste {of_group} ORDER BY at", [group]),
+            }
+
+    def live(self) -> dict[str, Any]:
+        """Return prompts by state, and of the newest trajectories the staleness and each server's load."""
+        newest = f"trajectories WHERE rowid > (SELECT MAX(rowid) FROM trajectories) - {_NEWEST}"
+        with closing(self._connect()) as db:
+            states = dict(db.execute(f"SELECT state, COUNT(*) FROM prompts WHERE {_UNFINISHED} GROUP BY state"))
+            (prompts,) = db.execute("SELECT COUNT(*) FROM prompts").fetchone()
+            (latest,) = db.execute(f"SELECT MAX(received_at) FROM {newest}").fetchone()
+            servers = _dicts(
+                db,
+                "SELECT server, MAX(newest_version) AS version, MAX(received_at) AS heard_at, COUNT(*) AS samples, "
+                f"SUM(CASE WHEN received_at > ? THEN num_model_tokens ELSE 0 END) / {_RATE_S} AS tokens_per_s "
+                f"FROM {newest} GROUP BY server ORDER BY server",
+                [(latest or 0.0) - _RATE_S],
+            )
+            staleness = db.execute(
+                f"SELECT staleness, COUNT(*) FROM {newest} AND staleness IS NOT NULL AND kind = 'train' GROUP BY 1"
+            ).fetchall()
+            events = db.execute("SELECT at, kind, detail FROM events ORDER BY at DESC LIMIT 50").fetchall()
+        finished = prompts - sum(states.values())
+        return {
+            "states": {**states, "finished": finished},
+            "servers": servers,
+            "staleness": [{"versions": versions, "samples": count} for versions, count in staleness],
+            "events": [{"at": at, "kind": kind, "detail": detail} for at, kind, detail in events],
+        }
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._path.exists():
+            return sqlite3.connect(read_only_uri(self._path), uri=True)
+        raise FileNotFoundError(f"{self._path} is missing: nothing is known about prompts and trajectories.")
+
+
+def _dicts(db: sqlite3.Connection, query: str, values: Sequence[object]) -> list[dict[str, Any]]:
+    found = db.execute(query, values)
+    names = [column[0] for column in found.description]
+    return [dict(zip(names, row, strict=True)) for row in found]

@@ -1,0 +1,149 @@
+"""Run folders as the page shows them: read while they are written, each file from where the last reading ended."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from learner.data.text_decoder import TextDecoder
+from learner.disk.run_folder import LEDGER, LOGS, RECORDS, SETTINGS, MetricsReader, main_set
+from learner.live.alarms import alarms_of
+from learner.report.dash.ledger_rows import LedgerRows
+from learner.report.dash.sample_index import SampleIndex
+from learner.report.facts import settings_table
+from protocol.errors import OperatorError, SettingsError
+from protocol.settings.loader import load_saved_settings
+from protocol.settings.settings import Settings
+
+_LIVE_S = 60.0  # a run that wrote within this time is going
+_DEPTH = 3  # folders of runs below RUNS_DIR
+_FILES = (SETTINGS, LEDGER, *LOGS, *RECORDS)
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run in the list."""
+
+    name: str  # its folder below RUNS_DIR
+    state: str  # done: all steps are there; going: wrote within a minute; stopped
+    step: int  # last finished; 0: none
+    max_steps: int | None  # None: the settings cannot be read
+    reward: float | None  # mean of the newest step's samples
+    held_out: float | None  # newest held-out score
+    num_alarms: int
+    changed_at: float  # Unix seconds of the newest write
+
+
+class RunFolder:
+    """One run's folder. Calls from any thread."""
+
+    def __init__(self, name: str, path: Path, indexes: Path) -> None:
+        """indexes: folder for the index of the run's samples."""
+        self.name, self.path = name, path
+        self.ledger = LedgerRows(path / LEDGER)
+        self._lock = threading.Lock()
+        self._reader = MetricsReader(path / "metrics.jsonl")
+        self._lines: list[dict[str, float]] = []
+        self._settings: tuple[float, Settings | None, str] = (-1.0, None, "")
+        self._decoder: TextDecoder | None = None
+        self._alarms: tuple[tuple[int, float], list[dict[str, Any]]] = ((-1, 0.0), [])
+        self.samples = SampleIndex(path / "samples.jsonl", indexes)
+
+    def lines(self) -> list[dict[str, float]]:
+        """Return the metrics lines in step order. A step that a resume repeated counts once."""
+        with self._lock:
+            for line in self._reader.new_lines():
+                while self._lines and self._lines[-1]["step"] >= line["step"]:
+                    self._lines.pop()
+                self._lines.append(line)
+            return list(self._lines)
+
+    def settings(self) -> tuple[Settings | None, str]:
+        """Return the settings, and why there are none."""
+        path = self.path / SETTINGS
+        changed_at = path.stat().st_mtime if path.exists() else 0.0
+        with self._lock:
+            if self._settings[0] != changed_at:
+                try:
+                    self._settings = changed_at, load_saved_settings(path), ""
+                except (SettingsError, OSError) as error:
+                    self._settings = changed_at, None, f"settings.yaml cannot be read: {error}"
+            return self._settings[1:]
+
+    def decoder(self) -> TextDecoder:
+        """Return what makes texts of tokens: the newest checkpoint's tokenizer, or that of policy.model."""
+        if self._decoder is None:
+            settings, _ = self.settings()
+            saved = self.path / "checkpoints" / "latest" / "model"
+            model = Path(settings.policy.model) if settings and settings.policy.model else None
+            self._decoder = TextDecoder(saved if (saved / "tokenizer.json").exists() else model)
+        return self._decoder
+
+    def alarms(self) -> list[dict[str, Any]]:
+        """Return the alarms so far: step and sentence."""
+        lines, (settings, _) = self.lines(), self.settings()
+        now = (len(lines), lines[-1].get("at_s", 0.0) if lines else 0.0)
+        if self._alarms[0] != now:
+            found = alarms_of(lines, settings.health) if settings else []
+            self._alarms = now, [{"step": step, "name": alarm.name, "text": alarm.text} for step, alarm in found]
+        return self._alarms[1]
+
+    def changed_at(self) -> float:
+        """Return the Unix seconds of the newest write."""
+        paths = [self.path / name for name in _FILES]
+        return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
+
+    def summary(self) -> RunSummary:
+        """Return the run's line in the list."""
+        lines, (settings, _), changed_at = self.lines(), self.settings(), self.changed_at()
+        step = int(lines[-1]["step"]) if lines else 0
+        max_steps = settings.run.max_steps if settings else None
+        is_done = max_steps is not None and step >= max_steps
+        state = "done" if is_done else "going" if time.time() - changed_at < _LIVE_S else "stopped"
+        reward = _newest(lines, lambda line: "reward/mean")
+        held_out = _newest(lines, lambda line: f"eval/{main_set(line)}/reward")
+        return RunSummary(self.name, state, step, max_steps, reward, held_out, len(self.alarms()), changed_at)
+
+    def setting_rows(self) -> list[dict[str, Any]]:
+        """Return every setting: name, value, and whether it differs from its default. Passwords are hidden."""
+        settings, _ = self.settings()
+        table = settings_table(settings) if settings else []
+        return [{"name": name, "value": value, "is_changed": changed} for name, value, changed in table]
+
+
+class Runs:
+    """All runs below a folder; new ones are found when the list is read."""
+
+    def __init__(self, folder: Path, indexes: Path) -> None:
+        """Raises: OperatorError when `folder` is not a folder."""
+        if not folder.is_dir():
+            raise OperatorError(f"{folder} is not a folder. Give a run's folder, or the folder of your runs.")
+        self._folder, self._indexes = folder.resolve(), indexes
+        self._runs: dict[str, RunFolder] = {}
+        self._lock = threading.Lock()
+
+    def all(self) -> list[RunFolder]:
+        """Return the runs, newest write first."""
+        with self._lock:
+            for path in _run_folders(self._folder, _DEPTH):
+                name = self._folder.name if path == self._folder else str(path.relative_to(self._folder))
+                self._runs.setdefault(name, RunFolder(name, path, self._indexes))
+            self._runs = {name: run for name, run in self._runs.items() if run.path.is_dir()}
+            return sorted(self._runs.values(), key=RunFolder.changed_at, reverse=True)
+
+    def get(self, name: str) -> RunFolder:
+        """Return a run by its name. Raises: KeyError."""
+        return self._runs[name] if name in self._runs else {run.name: run for run in self.all()}[name]
+
+
+def _run_folders(folder: Path, depth: int) -> Sequence[Path]:
+    if (folder / SETTINGS).exists() or (folder / "metrics.jsonl").exists():
+        return [folder]
+    children = sorted(path for path in folder.iterdir() if path.is_dir()) if depth else []
+    return [found for child in children for found in _run_folders(child, depth - 1)]
+
+
+def _newest(lines: Sequence[Mapping[str, float]], key_of: Any) -> float | None:
+    return next((line[key_of(line)] for line in reversed(lines) if key_of(line) in line), None)
