@@ -77,7 +77,7 @@ class HostedServer:
 
 def _place() -> dict[str, object]:
     """Return this actor's node, by address and Ray's name, and its GPUs by the numbers of the node."""
-    cards = [str(card) for card in ray.get_gpu_ids()]
+    cards = sorted(str(card) for card in ray.get_gpu_ids())  # Ray returns a set's order, another one after a restart
     return {"node_ip": ray.util.get_node_ip_address(), "node_id": this_node(), "cards": cards}
 
 

@@ -1,7 +1,7 @@
 """A rank's end of pushes on shared devices: each rank hands every bucket to the server worker on its own card.
 
 Rank 0 directs the push as over other ways (`learner.weights.push`): it calls the servers, and each worker compares rank
-0's digest with what came from its own rank. Rank 0 also names the servers that take part to the other ranks. A worker
+0's digest with what came from its own rank. Rank 0 also names the servers that are ready to the other ranks. A worker
 that does not take a bucket within the deadline is dropped; its server then fails and joins again.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from learner.weights.feed import BucketMemory, device_of, pack
+from learner.weights.rendezvous import SERVERS_PATIENCE
 from protocol.weights.group import PeerLostError
 from protocol.weights.same_machine import SameMachineGroup, card_address, listen_here
 from protocol.weights.wire import Bucket
@@ -42,9 +43,11 @@ class OwnCard:
 
     def pass_on(self, plan: Sequence[Bucket], gathered: Iterator[Iterable[tuple[str, Tensor]]]) -> None:
         """Hand a push's buckets to the workers on this card. For every rank but 0. gathered: as for `feed.pack`."""
-        groups = [CardGroup(self, server) for server in self.share([])]
+        groups: list[CardGroup] | None = None
         memory = BucketMemory(plan, device_of("ipc"))
         for flat in pack(plan, gathered, memory):
+            if groups is None:
+                groups = [CardGroup(self, server) for server in self.share([])]
             for group in list(groups):
                 try:
                     group.broadcast(flat)
@@ -64,6 +67,7 @@ class OwnCard:
                 if (earlier := self._workers.get(server)) is not None:
                     earlier.close()
                 self._workers[server] = worker
+                worker.welcome()
         for worker in self._workers.values():
             worker.close()
 
@@ -95,7 +99,8 @@ class CardRendezvous:
         self._card, self._server, self._first_worker = card, server, first_worker
 
     def init(self, place: int) -> dict[str, Any]:
-        meet = {"name": self._card.name, "deadline_s": self._card.deadline_s}
+        # While a rank waits for a late worker, the workers of the other ranks wait for the next bucket.
+        meet = {"name": self._card.name, "deadline_s": SERVERS_PATIENCE * self._card.deadline_s}
         return {**meet, "server": self._server, "first_worker": self._first_worker}
 
     def join(self) -> CardGroup:

@@ -158,6 +158,7 @@ class WeightLink:
         self.attempt = next(attempts)  # latest attempt to join or to push
         self._group: BroadcastGroup | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self.is_ready = asyncio.Event()  # set while the servers are ready for the buckets of the latest push
         self.ready_at = 0.0  # time.perf_counter() when the servers were ready for the latest push
         self._num_unexplained = 0  # consecutive failures without a fault of a server's own
 
@@ -233,6 +234,7 @@ class WeightLink:
 
     async def _pass_on(self, version: int, update: dict[str, Any], feed: Feed) -> float:
         pauses_s: list[float] = []
+        self.is_ready.clear()
         self.attempt = attempt = next(self._attempts)
 
         async def commit(server: ServerControls) -> None:
@@ -241,6 +243,7 @@ class WeightLink:
         # Over NCCL a broadcast never ends without its peer, so all servers are ready before the first one.
         await self._ask("prepare", lambda server: server.prepare(attempt, update))
         self.ready_at = time.perf_counter()
+        self.is_ready.set()
         failpoint("weight_push.after_prepare")
         # Without a deadline: receiving lasts as long as the learner gathers. Each bucket has a deadline.
         endless = replace(self._limits, deadline_s=float("inf"))

@@ -146,14 +146,14 @@ class WeightPusher:
         digest = WeightDigest(plan)
         self._run(self._join_new())
         links = [link for link in self._links if link.is_joined]
-        if self._card is not None:
-            self._card.share([name for link in links for name in link.names])
         memory = BucketMemory(plan, device_of(self._backend))
         packed = pack(plan, gathered, memory)
         flat, before = next(packed, None), None  # gathered before any server pauses
         pushes = self._run(self._start(links, version, plan))
         feeds = Feeds(pushes)
         try:
+            if self._card is not None and flat is not None:
+                self._card.share(self._run(_ready_names(links, pushes)))
             while flat is not None:
                 if self._run(feeds.put(flat)) and before is not None:
                     memory.give_back(before)
@@ -366,6 +366,15 @@ class WeightPusher:
 
 
 _Push = tuple[asyncio.Task[float | None], Feed]
+
+
+async def _ready_names(links: Sequence[WeightLink], pushes: Sequence[_Push]) -> list[str]:
+    """Return the servers that are ready for the first bucket, once every link is ready or has failed."""
+    ready = [asyncio.ensure_future(link.is_ready.wait()) for link in links]
+    for wait, (push, _) in zip(ready, pushes, strict=True):
+        await asyncio.wait({wait, push}, return_when=asyncio.FIRST_COMPLETED)
+        wait.cancel()
+    return [name for link in links if link.is_ready.is_set() for name in link.names]
 
 
 async def _pauses(pushes: Sequence[_Push]) -> list[float]:

@@ -10,7 +10,7 @@ from protocol.addresses import listen
 from protocol.weights.group import BroadcastGroup, GlooGroup, NcclGroup, reach_store
 from protocol.weights.same_machine import SameMachineGroup, listen_here
 
-_SERVERS_PATIENCE = 2.0  # a server waits longer for a bucket than the learner, which knows who is late
+SERVERS_PATIENCE = 2.0  # a server waits longer for a bucket than the learner, which knows who is late
 
 
 class Rendezvous(Protocol):
@@ -74,7 +74,7 @@ class NcclRendezvous:
             "master_port": port,
             "rank_offset": rank_offset,
             "world_size": self._world_size,
-            "deadline_s": _SERVERS_PATIENCE * self._deadline_s,
+            "deadline_s": SERVERS_PATIENCE * self._deadline_s,
         }
 
     def join(self) -> BroadcastGroup:

@@ -93,7 +93,7 @@ class SameMachineGroup:
     def admit(cls, listener: socket.socket, deadline_s: float) -> tuple[str, SameMachineGroup]:
         """Return the next receiver that gives a server's name, and the sender's half for it alone.
 
-        Blocks until one comes. Raises: OSError when the listener is closed.
+        The receiver waits for `welcome`. Blocks until one comes. Raises: OSError when the listener is closed.
         """
         while True:
             peer, _ = listener.accept()
@@ -101,7 +101,6 @@ class SameMachineGroup:
                 peer.settimeout(deadline_s)
                 if _is_own(peer) and (length := _HEAD.unpack(_read(peer, _HEAD.size))[0]) <= _MAX_HANDLE_BYTES:
                     server = _read(peer, length).decode()
-                    peer.sendall(_TAKEN)
                     return server, cls([peer], deadline_s, is_sender=True)
             peer.close()
 
@@ -124,6 +123,12 @@ class SameMachineGroup:
         except OSError as error:
             peer.close()
             raise ConnectionError(f"no learner of this machine listens for its weight push: {error}") from error
+
+    def welcome(self) -> None:
+        """Let an admitted receiver go on."""
+        with contextlib.suppress(OSError):  # it is gone
+            for peer in self._peers:
+                peer.sendall(_TAKEN)
 
     def broadcast(self, flat: Tensor) -> None:
         """Copy `flat` to every receiver; returns when all have it. Raises: PeerLostError."""

@@ -212,6 +212,13 @@ class SameMachineEngine(GlooInPlaceEngine):
         if server:  # rank 0 knows by this call that every worker has joined
             self._group.result()
 
+    def receive_weights(self, update_info: WeightUpdate) -> None:
+        try:
+            super().receive_weights(update_info)
+        except BaseException:
+            self.shutdown()  # the rank on this card, which rank 0 cannot tell, stops to wait at once
+            raise
+
     def shutdown(self) -> None:
         if self._group is not None:
             self._group.add_done_callback(_close)

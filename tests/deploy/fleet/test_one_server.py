@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import ray
 
+from deploy.fleet import servers
 from deploy.fleet.servers import LongestWait, host_class
 
 
@@ -35,6 +36,14 @@ def test_start_exempts_memory_from_garbage_collection_once(monkeypatch: pytest.M
         assert gc.get_freeze_count() <= num_frozen  # fewer where another thread has released some
     finally:
         gc.unfreeze()
+
+
+def test_server_names_its_cards_in_one_order_after_every_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ray returns a set's list: strings where CUDA_VISIBLE_DEVICES is set, whose order differs between processes.
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: ["5", "4"])
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(servers, "this_node", lambda: "node")
+    assert servers._place()["cards"] == ["4", "5"]
 
 
 def test_longest_wait_is_named_and_the_others_are_counted() -> None:

@@ -2,9 +2,11 @@
 
 import gc
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Queue
+from threading import Barrier
 
 import pytest
 import torch
@@ -24,19 +26,24 @@ _DEADLINE_S = 20.0
 
 
 class Ranks:
-    """Four ranks in one process, which share two servers' cards: rank 0 directs, and the others pass buckets on."""
+    """Four ranks in one process, which share two servers' cards: rank 0 directs, and the others pass buckets on.
 
-    def __init__(self, *servers: FakeServer) -> None:
+    As in ZeRO 3 all gather each bucket together.
+    """
+
+    def __init__(self, *servers: FakeServer, deadline_s: float = _DEADLINE_S) -> None:
         name = secrets.token_hex(8)
         self._named: list[Queue[Sequence[str]]] = [Queue() for _ in range(NUM_WORKERS * len(servers))]
         self._cards = [
-            OwnCard(name, rank, _DEADLINE_S, self._tell if rank == 0 else lambda _, own=own: own.get())
+            OwnCard(name, rank, deadline_s, self._tell if rank == 0 else lambda _, own=own: own.get())
             for rank, own in enumerate(self._named)
         ]
         self._threads = ThreadPoolExecutor(len(self._cards))
+        self._gathering = Barrier(len(self._cards), timeout=_DEADLINE_S)
+        self.gather_s = 0.0
         self.off_by_one: set[int] = set()  # ranks with other weights
         self.pusher = WeightPusher(
-            servers, "127.0.0.1", "ipc", _DEADLINE_S, NUM_WORKERS, silence_s=10.0, card=self._cards[0]
+            servers, "127.0.0.1", "ipc", deadline_s, NUM_WORKERS, silence_s=10.0, card=self._cards[0]
         )
 
     def push(self, version: int) -> PushReport:
@@ -64,7 +71,10 @@ class Ranks:
     def _gathered(self, version: int, rank: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
         named = list(weights(float(version + (rank in self.off_by_one))).items())
         assert len(named) == len(METAS)
-        return iter([named[:1], named[1:]])
+        for bucket in (named[:1], named[1:]):
+            self._gathering.wait()
+            time.sleep(self.gather_s)
+            yield bucket
 
 
 @pytest.fixture
@@ -94,6 +104,25 @@ def test_a_rank_with_other_weights_than_rank_0_is_found_by_the_digest_and_named_
     report = ranks.push(1)
     assert report.synced == ("one",)
     assert "weight digest differs" in report.failed["other"]
+
+
+def test_ranks_of_a_server_that_fails_before_it_is_ready_do_not_wait_for_it(
+    ranks: Ranks, servers: list[FakeServer]
+) -> None:
+    ranks.push(1)
+    servers[1].fault = ("prepare", "lose a peer")  # its workers keep their connections
+    begun = time.monotonic()
+    assert ranks.push(2).synced == ("one",)
+    assert time.monotonic() - begun < _DEADLINE_S / 2
+
+
+def test_workers_of_other_ranks_wait_longer_than_a_rank_for_its_late_worker(servers: list[FakeServer]) -> None:
+    ranks = Ranks(*servers, deadline_s=1.0)
+    ranks.push(1)
+    ranks.gather_s = 0.2
+    servers[1].fault = ("receive", "hang")
+    assert ranks.push(2).synced == ("one",)
+    ranks.close()
 
 
 @pytest.mark.parametrize("state", ["join", "prepare", "receive", "bucket", "commit"])

@@ -1,6 +1,8 @@
 """Reloading weights with vLLM's own layerwise reload: packed layers, tied heads, and parameters that a push lacks."""
 
 import logging
+import secrets
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from protocol.weights.wire import TensorMeta, bucket_num_bytes, bucket_views
+from protocol.weights.group import PeerLostError, in_thread
+from protocol.weights.same_machine import SameMachineGroup, card_address, listen_here
+from protocol.weights.wire import TensorMeta, bucket_num_bytes, bucket_views, update_message
 from tests.fakes.planned_weights import plan_buckets
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
@@ -94,6 +98,31 @@ def test_push_that_lacks_a_parameter_or_names_an_unknown_one_is_refused_and_the_
         receiver.load_received(_buckets(2.0, NAMES[0], "unknown.weight", *NAMES[1:]))
     receiver.load_received(_buckets(3.0, *NAMES))
     assert receiver.model.held() == [3.0] * 5
+
+
+def test_worker_that_cannot_load_a_bucket_leaves_the_rank_on_its_card_at_once(receiver: Any) -> None:
+    from rollout.engine.weights.receive import SameMachineEngine, SameMachineInit, WeightUpdate
+
+    config = SimpleNamespace(parallel_config=receiver.parallel_config, model_config=receiver.model_config)
+    engine = SameMachineEngine(None, config, torch.device("cpu"), receiver.model)
+    plan = [bucket for bucket, _ in _buckets(1.0, "unknown.weight", "other.weight")]
+    name, patience_s = secrets.token_hex(8), 30.0
+
+    def send() -> None:
+        _, rank = SameMachineGroup.admit(listener, patience_s)
+        with closing(rank):
+            rank.welcome()
+            for bucket in plan:
+                rank.broadcast(torch.zeros(bucket_num_bytes(bucket), dtype=torch.uint8))
+
+    with listen_here(card_address(name, 0)) as listener:
+        sending = in_thread("rank", send)
+        engine.init_transfer_engine(SameMachineInit(name, patience_s, "server"))
+        engine.start_weight_update()
+        with pytest.raises(KeyError, match=r"unknown.weight"):
+            engine.receive_weights(WeightUpdate(update_message(plan)))
+        with pytest.raises(PeerLostError):
+            sending.result(patience_s / 2)
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
