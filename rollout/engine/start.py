@@ -24,7 +24,7 @@ def start_vllm(spec: EngineRequest) -> Any:
 
     Raises: SettingsError when vLLM refuses the settings, NeighbourError when its processes do not come up.
     """
-    environment = vllm_environment(spec.model, on_cpus=spec.on_cpus)
+    environment = vllm_environment(spec.model, spec.dtype, on_cpus=spec.on_cpus)
     if spec.on_cpus and spec.tensor_parallel_size == 1:
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     for name, value in environment.items():
@@ -65,7 +65,7 @@ def ends_turns(llm: Any) -> bool:
     return is_ours and has_fast_tokenizer(llm.get_tokenizer())
 
 
-def vllm_environment(model: str, *, on_cpus: bool) -> dict[str, str]:
+def vllm_environment(model: str, dtype: str = "auto", *, on_cpus: bool) -> dict[str, str]:
     """Return vLLM's environment variables for a model; those that the user set come before them."""
     environment = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -81,6 +81,10 @@ def vllm_environment(model: str, *, on_cpus: bool) -> dict[str, str]:
         # The same for other memory, such as oneDNN's packed weights. Read when a process starts.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }
+    if dtype == "float32":
+        # vLLM's attention for float32 on GPUs is Triton's, whose products have 10 bits by default: a trained quick start
+        # would differ from the learner by more than the probe allows.
+        environment["TRITON_F32_DEFAULT"] = "ieee"
     if on_cpus:
         environment |= {
             "VLLM_CPU_KVCACHE_SPACE": "1",

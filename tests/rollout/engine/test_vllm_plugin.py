@@ -62,6 +62,11 @@ def test_plugin_has_a_process_of_vllms_tell_what_killed_it() -> None:
     assert "Fatal Python error: Illegal instruction" in ended.stderr
 
 
+def test_attention_in_float32_multiplies_in_float32_on_a_gpu() -> None:
+    environments = [vllm_environment("a/model", dtype, on_cpus=False) for dtype in ("float32", "bfloat16")]
+    assert [environment.get("TRITON_F32_DEFAULT") for environment in environments] == ["ieee", None]
+
+
 @pytest.mark.parametrize("on_cpus", [True, False])
 def test_compiled_kernels_are_kept_below_sluices_home(on_cpus: bool) -> None:
     environment = vllm_environment("a/model", on_cpus=on_cpus)
