@@ -13,7 +13,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from learner.report.dash.exposition import RunsCollector
 from learner.report.dash.ledger_rows import MOST_COUNTED, ORDERS, Filter
 from learner.report.dash.logs import merged_logs
 from learner.report.dash.runs import RunFolder, Runs
@@ -41,6 +44,14 @@ def make_dash(runs: Runs) -> FastAPI:
     @app.get("/", response_class=HTMLResponse)
     def index() -> HTMLResponse:
         return HTMLResponse(page)
+
+    registry = CollectorRegistry()
+    registry.register(RunsCollector(runs))
+
+    @app.get("/metrics")
+    def prometheus() -> Response:
+        """The runs that are going, for Prometheus."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     _add_run_routes(app, runs)
     _add_sample_routes(app, runs)

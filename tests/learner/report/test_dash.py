@@ -1,6 +1,7 @@
 """The live page's API over run folders: figures of the files, filters, words, stories, and who may read them."""
 
 import json
+import re
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -8,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from learner.report.dash.api import TokenGate, make_dash
+from learner.report.dash.exposition import metric_name
 from learner.report.dash.runs import Runs
 from tests.learner.report.recorded_run import record_run
 
+_ROOT = Path(__file__).resolve().parents[3]
 TOKEN = "a-token-of-the-tests"
 STEPS = 6
 
@@ -133,6 +137,21 @@ def test_only_the_token_opens_the_page_and_a_wrong_question_is_named(page: Page)
     assert (unknown.status_code, unknown.json()["detail"]) == (404, "no run is named ../one")
     assert page.client.get("/api/trajectories", params={"run": "one", "order": "reward; --"}).status_code == 422
     assert page.client.get("/api/sample", params={"run": "one", "id": 999}).status_code == 404
+
+
+def test_prometheus_reads_the_newest_values_and_every_panel_of_grafana_has_a_metric(page: Page, folder: Path) -> None:
+    families = {each.name: each for each in text_string_to_metric_families(page.client.get("/metrics").text)}
+    last = json.loads((folder / "one" / "metrics.jsonl").read_text().splitlines()[-1])
+    (reward,) = families["sluice_reward_mean"].samples
+    assert (reward.labels, reward.value) == ({"run": "one"}, last["reward/mean"])
+    assert {each.labels["state"]: each.value for each in families["sluice_run_state"].samples}["done"] == 1.0
+    assert metric_name("eval/held_out/pass@4") == ("eval_pass_4", {"set": "held_out"})
+    assert metric_name("reward/log/em/exact") == ("reward_log", {"name": "em/exact"})
+    keys = re.findall(r"`([a-z]+/[\w/@]+)`", (_ROOT / "docs/look_up/metrics.md").read_text())
+    known = {f"sluice_{metric_name(key)[0]}" for key in keys} | families.keys()
+    panels = json.loads((_ROOT / "deploy/configs/grafana.json").read_text())["panels"]
+    wanted = {target["expr"].partition("{")[0] for panel in panels for target in panel["targets"]}
+    assert wanted - known == set()
 
 
 def test_logs_are_merged_by_time_and_a_broken_ledger_is_said(page: Page, folder: Path) -> None:
