@@ -140,7 +140,7 @@ def shared_device_shortages(ranks: Processes, servers: Processes) -> list[Shorta
         on_host = (on_card + ranks.host_bytes) * ranks.places.count(node)
         if node.gpu_bytes is not None and in_push > node.gpu_bytes:
             needs, has = f"{in_push / _GB:.1f} GB on each GPU in a push", f"{node.gpu_bytes / _GB:.0f} GB a GPU"
-            cure = f"Set learner.offload to optimizer, or {split}"
+            cure = f"Offload more of the learner (learner.offload), or set {split}"
             found.setdefault("card", Shortage(role, needs, node.node_ip, has, cure))
         if node.host_bytes is not None and on_host > node.host_bytes:
             needs, has = f"{on_host / _GB:.0f} GB of host memory between turns", f"{node.host_bytes / _GB:.0f} GB"
