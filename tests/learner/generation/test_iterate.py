@@ -1,4 +1,4 @@
-"""The folder of rounds belongs to one command. Its rounds are in tests/flow."""
+"""The folder of rounds belongs to one command. `python -m tests.flow.openrlhf_examples` plays its rounds, by hand."""
 
 from pathlib import Path
 
