@@ -25,7 +25,7 @@ from protocol.node.small_model_files import read_small_files, small_files_digest
 from protocol.settings.settings import Settings
 
 # How rows become tokens; another number when that changes, so that models of the old way are not found again.
-_TOKENS_FORM = 4
+_TOKENS_FORM = 5
 
 
 def warm_start(settings: Settings, model: Path, tell: Callable[[str], None]) -> Path:
