@@ -14,7 +14,7 @@ from protocol.settings.data import DataEntry, DataSettings, entries_of
 
 _JUDGED_AT_ONCE = 4096
 _NO_LIMIT = 1 << 62
-_INDEX_VERSION = 2  # raised when the same rows get another index
+_INDEX_VERSION = 3  # raised when the same rows get another index
 
 
 class RowName(NamedTuple):
