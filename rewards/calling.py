@@ -52,9 +52,10 @@ def form_of(function: Callable[..., Any], reads: str, label_name: str = "") -> F
         return Form(True, partial(_score_openrlhf, are_named=False)) if is_called else None
     if "completions" in parameters or "completion_ids" in parameters:
         return Form(True, _TrlForm(parameters, required, reads == "messages", label_name).score)
-    if "solution_strs" in parameters and {*required} <= {*_VERL_PLURALS.values()}:
+    is_named = _takes(outer, **dict.fromkeys(required))  # no parameter is positional only
+    if "solution_strs" in parameters and {*required} <= {*_VERL_PLURALS.values()} and is_named:
         return Form(True, _VerlForm(parameters, takes_any, reads == "sequence").score_batch)
-    if any(name in parameters for name in _VERL_TEXTS) and {*required} <= {*_VERL_NAMES, *_VERL_TEXTS}:
+    if any(name in parameters for name in _VERL_TEXTS) and {*required} <= {*_VERL_NAMES, *_VERL_TEXTS} and is_named:
         return Form(False, _VerlForm(parameters, takes_any, reads == "sequence").score)
     if len(required) == 1 and _takes(outer, None):
         return Form(False, _score_own)

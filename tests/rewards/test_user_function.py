@@ -386,6 +386,7 @@ async def test_scorer_refuses_a_batch_function_that_returns_too_few(tmp_path: Pa
                 "queries, answers, prompts",
                 "solution_strs, ground_truths, tokenizer",
                 "*, sample",
+                "data_source, solution_str, ground_truth, /",
             )
         ),
         ("def score(a, b): ...\n", r"score\(a, b\) has no known form\. Expected reward_func"),
