@@ -52,6 +52,8 @@ def ray_environment(home: Home, node_ip: str) -> dict[str, str]:
         "RAY_worker_niceness": "0",
         # A process without GPUs sees none: else all ranks of `--num-gpus 0` would share the first.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+        # verl's and OpenRLHF's scripts export these as 1: every process would then use the node's first GPU.
+        **{f"RAY_EXPERIMENTAL_NOSET_{maker}_VISIBLE_DEVICES": "0" for maker in ("CUDA", "HIP")},
         # Without bytecode files importing torch, vLLM and DeepSpeed takes three times as long.
         "PYTHONDONTWRITEBYTECODE": "",
         # With 1 Ray replaces 127.0.0.1 by the machine's network address, and listens there.

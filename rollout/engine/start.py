@@ -82,8 +82,8 @@ def vllm_environment(model: str, dtype: str = "auto", *, on_cpus: bool) -> dict[
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }
     if dtype == "float32":
-        # vLLM's attention for float32 on GPUs is Triton's, whose products have 10 bits by default: a trained quick start
-        # would differ from the learner by more than the probe allows.
+        # vLLM's attention for float32 on GPUs is Triton's, whose products have 10 bits by default: logprobs of the
+        # trained quick start would differ from the learner's by more than the probe allows.
         environment["TRITON_F32_DEFAULT"] = "ieee"
     if on_cpus:
         environment |= {

@@ -37,6 +37,17 @@ def test_run_that_is_stopped_as_a_ray_job_has_the_time_to_save_that_stop_cluster
     assert ray_environment(Home(tmp_path), "127.0.0.1")["RAY_JOB_STOP_WAIT_TIME_S"] == "1800"
 
 
+@pytest.mark.parametrize("maker", ["CUDA", "HIP"])
+def test_every_process_sees_its_own_gpu_only_whatever_other_frameworks_scripts_export(
+    maker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"RAY_EXPERIMENTAL_NOSET_{maker}_VISIBLE_DEVICES"
+    monkeypatch.setenv(name, "1")
+    assert {**os.environ, **ray_environment(Home(tmp_path), "10.0.0.1")}[name] == "0"
+    managers = Path(str(ray.__file__)).parent / "_private" / "accelerators"
+    assert any(name in path.read_text("utf-8") for path in managers.glob("*.py"))
+
+
 @pytest.mark.parametrize(
     ("name", "number"),
     [
