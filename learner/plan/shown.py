@@ -86,8 +86,8 @@ def tight_words(topology: Topology) -> str:
             return (
                 "A rank may run out of memory: with a full micro-batch it takes up to "
                 f"{ranks.memory_bytes / _GB:.1f} GB, and a GPU of {node.node_ip} has {node.gpu_bytes / _GB:.0f} GB. "
-                "Lower learner.micro_batch_tokens or rollout.max_context_tokens, offload more (learner.offload), or set "
-                "learner.gradient_checkpointing to true if it is not."
+                "Lower learner.micro_batch_tokens or rollout.max_context_tokens, offload more (learner.offload), or "
+                "set learner.gradient_checkpointing to true if it is not."
             )
     return ""
 
