@@ -25,7 +25,7 @@ GROUPS_PER_STEP = 2
 GROUP_SIZE = 4
 
 # One engine for all runs that share a model folder: none of these may differ between them.
-_SETTINGS: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "policy": {"dtype": "float32"},
     "rollout": {
         "environment": "single_turn",
@@ -59,7 +59,7 @@ class Bring:
     def options(self, name: str, overrides: Mapping[str, object] | None = None) -> list[str]:
         """Return the command's options for the run `name`; the run folder is `folder`/runs/`name`."""
         config = self.folder / "mine.yaml"
-        config.write_text(yaml.safe_dump(_SETTINGS), encoding="utf-8")
+        config.write_text(yaml.safe_dump(SETTINGS), encoding="utf-8")
         given = {
             "run.name": name,
             "run.dir": str(self.folder / "runs"),
