@@ -3,10 +3,8 @@
 The tokenizer runs in a process of its own, because it imports torch.
 """
 
-import multiprocessing
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +14,7 @@ from learner.data.prompt_reading import Refusal
 from learner.data.prompts import Prompt
 from learner.data.sft_forms import BadRowError
 from learner.data.sft_rows import RowEncoder
+from learner.run.checks.prompt_judge import tokenizer_process
 
 
 class DemonstrationJudge:
@@ -26,7 +25,7 @@ class DemonstrationJudge:
         self.forms: Counter[str] = Counter()  # number of rows, by form
         self.longest = 0  # tokens
         self._how = partial(judge_rows, model, form, trust_remote_code)
-        self._child = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        self._child = tokenizer_process()
 
     def __enter__(self) -> Self:
         return self

@@ -5,6 +5,8 @@ in a separate process, because that imports torch.
 """
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -125,7 +127,7 @@ class PromptJudge:
         if not prompts:
             return []
         if self._child is None:
-            self._child = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+            self._child = tokenizer_process()
         try:
             loading = (self._model, self._trust_remote_code, self._template_kwargs)
             return self._child.submit(measure_prompts, *loading, list(prompts)).result()
@@ -139,6 +141,22 @@ class PromptJudge:
     def _unusable(self, error: Exception) -> SettingsError:
         reason = " ".join(str(error).split()) or type(error).__name__
         return SettingsError(f"settings: the tokenizer of policy.model = {self._model} cannot be used: {reason[:300]}")
+
+
+def tokenizer_process() -> ProcessPoolExecutor:
+    """Return a process for a tokenizer. It ends with this one, also with one that is killed."""
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    # Both ends of an executor's pipes are in its process: it would wait for ever, and hold the command's output open.
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _signature(messages: Sequence[dict[str, Any]]) -> _Signature | None:

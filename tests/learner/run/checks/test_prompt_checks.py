@@ -1,6 +1,8 @@
 """Which prompts a run uses: unusable ones are left out, up to a share; a resume leaves out the same ones."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -259,3 +261,15 @@ def test_demonstrations_that_cannot_be_learnt_are_named_with_their_lines(tmp_pat
         assert row.reason.startswith(problem)
     with pytest.raises(SettingsError, match=r"line 2, has the keys \['question'\]"):
         read_train_prompts(with_data(of_rows, max_skipped_share=0.0), model, new(tmp_path))
+
+
+def test_process_of_a_tokenizer_ends_with_a_command_that_is_killed() -> None:
+    code = (
+        "import os, time\nfrom learner.run.checks.prompt_judge import tokenizer_process\n"
+        "child = tokenizer_process()\nprint(child.submit(os.getpid).result(), flush=True)\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as command:
+        assert command.stdout is not None
+        assert int(command.stdout.readline())
+        command.kill()
+        assert command.communicate(timeout=30) == (b"", None)  # the end of the output, which the process has too
