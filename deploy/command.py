@@ -29,6 +29,7 @@ VERBS = {
     "stop": Verb("end this node's part of a cluster", "deploy.cluster.command:main", ("stop",)),
     "dash": Verb("a live page of your runs, in the browser", "learner.report.dash.command:main"),
     "report": Verb("write a run's report.html, also while it runs", "learner.report.write:main"),
+    "diff": Verb("name where two runs part", "learner.report.diff:main"),
     "audit": Verb("prove that each prompt was trained once", "learner.audit.command:main"),
     "eval": Verb("score a model on held-out prompts", "learner.evaluate:main"),
     "generate": Verb("write a model's answers to every prompt of a file", "learner.generation.generate:main"),
@@ -75,11 +76,10 @@ def _usage() -> str:
     lines = [f"  {name:<14}{verb.about}" for name, verb in VERBS.items()]
     return "\n".join(
         [
-            "usage: sluice VERB [OPTIONS]",
+            "usage: sluice VERB [OPTIONS]      first: sluice start && sluice run",
             "",
             *lines,
             "",
             "sluice VERB --help explains a verb; sluice run --help SECTION, a section.",
-            "First: sluice start && sluice run",
         ]
     )

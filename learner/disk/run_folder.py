@@ -13,6 +13,7 @@ LEDGER = "ledger.sqlite"
 LOGS = (f"{LEDGER}-wal", f"{LEDGER}-shm")  # SQLite's files of an open ledger, or of one whose writer was killed
 SETTINGS = "settings.yaml"  # settings as the run's last start resolved them
 CHECKPOINTS = "checkpoints"
+INSTALLATION = "installation.json"  # code and packages of the run's last start
 WANDB_ID = "wandb_run_id"
 LOCK = ".lock"
 SEARCH_INDEX = "search_index"  # digest of the index that the run's last start searched

@@ -10,10 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from learner.checkpoint.folder import LATEST, point_latest
-from learner.disk.run_folder import CHECKPOINTS, LEDGER, LOGS, RECORDS, SETTINGS, SKIPPED_ROWS, TRAIN_INDEX
+from learner.disk.run_folder import (
+    CHECKPOINTS,
+    INSTALLATION,
+    LEDGER,
+    LOGS,
+    RECORDS,
+    SETTINGS,
+    SKIPPED_ROWS,
+    TRAIN_INDEX,
+)
 from protocol.settings.loader import GIVEN
 
-_ACCOUNTS = (LEDGER, *LOGS, *RECORDS, SETTINGS, GIVEN, SKIPPED_ROWS, TRAIN_INDEX)
+_ACCOUNTS = (LEDGER, *LOGS, *RECORDS, SETTINGS, GIVEN, SKIPPED_ROWS, TRAIN_INDEX, INSTALLATION)
 _KEPT = ".before_start"
 
 

@@ -13,11 +13,22 @@ from pathlib import Path
 
 from learner.checkpoint.folder import newer_than, newest_valid, open_checkpoint, point_latest, set_aside_newer
 from learner.checkpoint.manifest import Checkpoint
-from learner.disk.run_folder import CHECKPOINTS, LEDGER, LOCK, LOGS, RECORDS, SEARCH_INDEX, SETTINGS, WANDB_ID
+from learner.disk.run_folder import (
+    CHECKPOINTS,
+    INSTALLATION,
+    LEDGER,
+    LOCK,
+    LOGS,
+    RECORDS,
+    SEARCH_INDEX,
+    SETTINGS,
+    WANDB_ID,
+)
 from protocol.disk.files import aside_of, copy_synced, move_synced, replace_file, sync
 from protocol.disk.lock import file_lock
 from protocol.errors import OperatorError, SettingsError
 from protocol.failpoints import failpoint
+from protocol.node.identity import installation
 from protocol.settings.loader import load_saved_settings, save_settings, saved_run_name
 from protocol.settings.run import RunSettings
 from protocol.settings.settings import Settings
@@ -175,6 +186,7 @@ def prepare_folder(start: RunStart, settings: Settings) -> None:
             _set_aside_accounts(folder)
         failpoint("run_folder.before_settings")
         save_settings(settings, folder / SETTINGS)
+        replace_file(folder / INSTALLATION, json.dumps(installation(), indent=1).encode())
         failpoint("run_folder.after_settings")
     except OSError as error:
         if is_new:

