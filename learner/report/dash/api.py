@@ -21,6 +21,7 @@ from learner.report.dash.ledger_rows import MOST_COUNTED, ORDERS, Filter
 from learner.report.dash.logs import merged_logs
 from learner.report.dash.runs import RunFolder, Runs
 from learner.report.dash.sample_index import search_of
+from learner.report.dash.timeline import trace_events
 from learner.report.page import render_page
 from learner.report.plots import Curves, Plot, compared_plots, metric_plots, reward_plot
 from protocol.http.bearer import App, Receive, Scope, Send
@@ -130,6 +131,15 @@ def _add_sample_routes(app: FastAPI, runs: Runs) -> None:
         listed = [{**row, "sample": ids.get((row["group"], row["sample_index"]))} for row in found]
         is_more = total == offset + MOST_COUNTED
         return _json({"total": total, "is_more": is_more, "indexed": indexed, "rows": listed})
+
+    @app.get("/api/timeline")
+    def timeline(
+        run: Annotated[RunFolder, Depends(find_run)],
+        newest: Annotated[int, Query(ge=1, le=100_000, description="trajectories")] = 10_000,
+    ) -> Response:
+        """The newest trajectories and steps as trace events: a file for Perfetto."""
+        _, rows = run.ledger.trajectories(Filter(), "newest", 0, newest)
+        return _json(trace_events(rows, run.lines()))
 
     @app.get("/api/group")
     def group(run: Annotated[RunFolder, Depends(find_run)], group: str) -> Response:

@@ -113,6 +113,7 @@
     parts.push(h("div", { class: "strip" },
       card(h("small", {}, "progress"), h("div", {}, h("span", { class: `state ${summary.state}` }, summary.state), `, step ${summary.step}${summary.max_steps == null ? "" : ` of ${summary.max_steps}`}, policy version ${short(newest.policy_version)}`),
         h("div", { class: "soft" }, `last write ${ago(summary.changed_at)}`),
+        h("div", {}, h("a", { class: "link", href: `/api/timeline?${new URLSearchParams({ run })}`, download: `${run}.json` }, "timeline for Perfetto")),
         newest["time/push_pause_s"] == null ? "" : h("div", { class: "soft" }, `newest push: servers paused ${Math.round(1000 * newest["time/push_pause_s"])} ms`)),
       live.states && card(h("small", {}, "prompts by state"), bars(Object.entries(live.states))),
       live.staleness?.length ? card(h("small", {}, "staleness of trained samples (versions)"), bars(live.staleness.map(each => [each.versions, each.samples]))) : "",

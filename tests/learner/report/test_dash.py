@@ -154,6 +154,18 @@ def test_prometheus_reads_the_newest_values_and_every_panel_of_grafana_has_a_met
     assert wanted - known == set()
 
 
+def test_timeline_has_every_trajectory_and_no_two_at_once_in_a_row(page: Page) -> None:
+    events = [event for event in page.get("timeline", run="one")["traceEvents"] if event["ph"] == "X"]
+    of_servers = sorted((each for each in events if each["pid"] > 1), key=lambda each: each["ts"])
+    assert len(of_servers) == 8 * STEPS
+    ends: dict[tuple[int, int], int] = {}
+    for event in of_servers:
+        row = (event["pid"], event["tid"])
+        assert event["ts"] >= ends.get(row, 0)
+        ends[row] = event["ts"] + event["dur"]
+    assert {each["name"] for each in events if each["pid"] == 1} >= {"wait", "train"}
+
+
 def test_logs_are_merged_by_time_and_a_broken_ledger_is_said(page: Page, folder: Path) -> None:
     logs = folder / "one" / "logs"
     logs.mkdir()
