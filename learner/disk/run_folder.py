@@ -1,6 +1,7 @@
 """Names and records of a run folder; records of version 0.1.0 are read under the present names."""
 
 import json
+import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -27,21 +28,25 @@ class MetricsReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = 0
+        self._offset = self._inode = 0
 
     def skip_known(self) -> None:
         """Skip the lines that the file has now."""
-        self._offset = self._path.stat().st_size if self._path.exists() else 0
+        if self._path.exists():
+            status = self._path.stat()
+            self._offset, self._inode = status.st_size, status.st_ino
 
     def new_lines(self) -> list[dict[str, float]]:
         """Return the complete lines written since the last call.
 
-        The file may be missing, or be a new, shorter one. Lines that are not JSON objects of numbers are skipped.
+        The file may be missing, or be a new one, as a resume makes it. Lines that are not JSON objects of numbers are
+        skipped.
         """
         try:
             with self._path.open("rb") as file:
-                if file.seek(0, 2) < self._offset:
-                    self._offset = 0
+                status = os.fstat(file.fileno())
+                if status.st_size < self._offset or status.st_ino != self._inode:
+                    self._offset, self._inode = 0, status.st_ino
                 file.seek(self._offset)
                 content = file.read()
         except FileNotFoundError:

@@ -26,7 +26,7 @@ CREATE INDEX IF NOT EXISTS by_step ON samples (step);
 CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (words, content = '', detail = none);
 CREATE TABLE IF NOT EXISTS place (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 """
-_VERSION = 1
+_VERSION = 2
 _LINES_AT_ONCE = 5_000  # of one transaction
 _MOST_TOKENS = 20_000  # of one sample on the page
 
@@ -107,7 +107,8 @@ class SampleIndex:
             db.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; {_TABLES}")
             places = dict(db.execute("SELECT name, value FROM place"))
             start, newest = places.get("end", 0), places.get("step", -1)
-            if start > size:  # another file, from its beginning
+            inode = self._path.stat().st_ino if size else 0
+            if start > size or inode != places.get("inode", inode):  # another file, as a resume makes it
                 db.executescript("DROP TABLE samples; DROP TABLE texts; DELETE FROM place;" + _TABLES)
                 start, newest = 0, -1
             num = 0
@@ -126,7 +127,9 @@ class SampleIndex:
                 num += 1
                 if num == _LINES_AT_ONCE:
                     break
-            db.executemany("INSERT OR REPLACE INTO place VALUES (?, ?)", [("end", start), ("step", newest)])
+            db.executemany(
+                "INSERT OR REPLACE INTO place VALUES (?, ?)", [("end", start), ("step", newest), ("inode", inode)]
+            )
             db.commit()
         return num == _LINES_AT_ONCE
 

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from learner.report.dash.api import TokenGate, make_dash
 from learner.report.dash.exposition import metric_name
 from learner.report.dash.runs import Runs
+from protocol.disk.files import replace_file
 from tests.learner.report.recorded_run import record_run
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -110,6 +111,19 @@ def test_a_resume_that_repeats_steps_replaces_their_samples(page: Page, folder: 
     steps = [step for step in range(1, STEPS + 1) for _ in run.samples.of_group(f"e0-q{step}-0")]
     assert max(steps) == STEPS - 1
     assert page.get("trajectories", run="one", text="zebra")["total"] == len(repeated)
+
+
+def test_a_resume_that_the_page_did_not_see_leaves_no_line_of_the_steps_before(page: Page, folder: Path) -> None:
+    run = page.runs.get("one")
+    assert run.lines()
+    for name in ("samples.jsonl", "metrics.jsonl"):  # cut back to step 2 and written on, past the length that was read
+        lines = [json.loads(line) for line in (folder / "one" / name).read_text().splitlines()]
+        again = [line if line["step"] <= 2 else line | {"response": "zebra" * 99, "policy/lr": 0.25} for line in lines]
+        replace_file(folder / "one" / name, "".join(json.dumps(line) + "\n" for line in again).encode())
+    run.samples.update()
+    shown = [run.samples.sample(row["id"], run.decoder()) for row in run.samples.of_group(f"e0-q{STEPS}-0")]
+    assert [each["response"][:5] for each in shown] == ["zebra"] * len(shown) != []
+    assert [line.get("policy/lr") == 0.25 for line in run.lines()] == [line["step"] > 2 for line in run.lines()]
 
 
 def test_a_copied_folder_that_cannot_be_written_is_shown(folder: Path, tmp_path: Path) -> None:
