@@ -117,16 +117,19 @@ class NcclGroup:
         from vllm.utils.nccl import unpinned_nccl_env
 
         self._deadline_s = deadline_s
+        self._closing = threading.Lock()
         met = meet_as_first(listener, world_size)
         with unpinned_nccl_env():
             self._communicator: Any = PyNcclCommunicator(met, device=torch.accelerator.current_device_index())
 
     def broadcast(self, flat: Tensor) -> None:
-        nccl_broadcast(self._communicator, flat, self._deadline_s)
+        nccl_broadcast(self._communicator, flat, self._deadline_s, self.close)
 
     def close(self) -> None:
         """Abort a broadcast under way and free the communicator, some 100 MB of GPU memory; blocks at most 5 s."""
-        self._communicator.destroy()
+        # A link that is late closes the group while its own thread aborts the broadcast: NCCL frees memory only once.
+        with self._closing:
+            self._communicator.destroy()
 
 
 class ReceivedPush:
@@ -184,10 +187,10 @@ def meet_as_first(listener: socket.socket, world_size: int) -> Any:
     return StatelessProcessGroup.create(host, port, 0, world_size, listen_socket=listener)
 
 
-def nccl_broadcast(communicator: Any, flat: Tensor, deadline_s: float) -> None:
+def nccl_broadcast(communicator: Any, flat: Tensor, deadline_s: float, abort: Callable[[], None] | None = None) -> None:
     """Broadcast `flat` from rank 0 over one of vLLM's NCCL communicators and wait for the GPU.
 
-    Raises: PeerLostError after `deadline_s`. The communicator is then aborted: a kernel never
+    Raises: PeerLostError after `deadline_s`. The communicator is then aborted, by `abort` if given: a kernel never
     stops to wait for a lost peer.
     """
     import torch
@@ -196,7 +199,7 @@ def nccl_broadcast(communicator: Any, flat: Tensor, deadline_s: float) -> None:
     communicator.broadcast(flat, src=0, stream=stream)
     done.record(stream)
     if not _is_true_within(deadline_s, done.query):
-        communicator.destroy()
+        (abort or communicator.destroy)()
         raise PeerLostError(PEER_LOST, f"a broadcast did not end within {deadline_s:g} s")
 
 

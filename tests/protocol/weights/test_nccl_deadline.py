@@ -1,5 +1,7 @@
 """A broadcast over NCCL, whose kernels have no deadline: in shape, with a pretended stream and communicator."""
 
+import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from protocol.weights.group import PEER_LOST, PeerLostError, nccl_broadcast
+from protocol.weights.group import PEER_LOST, NcclGroup, PeerLostError, in_thread, nccl_broadcast
 
 
 class Communicator:
@@ -54,3 +56,26 @@ def test_a_broadcast_whose_peer_is_lost_is_aborted_at_its_deadline(pretend: Call
         nccl_broadcast(communicator, torch.zeros(1), 0.02)
 
     assert communicator.calls == [("broadcast", "side"), ("destroy", None)]
+
+
+def test_a_communicator_that_its_link_closes_at_the_deadline_of_a_broadcast_is_aborted_once(
+    pretend: Callable[[list[bool]], None],
+) -> None:
+    class LikeVllm(Communicator):
+        is_available = True
+
+        def destroy(self) -> None:
+            if self.is_available:
+                super().destroy()
+                time.sleep(0.2)  # NCCL waits for its kernels
+                self.is_available = False
+
+    pretend([False])
+    group = NcclGroup.__new__(NcclGroup)
+    group._communicator, group._deadline_s, group._closing = LikeVllm(), 0.02, threading.Lock()
+    late = in_thread("link", lambda: group.broadcast(torch.zeros(1)))
+    while len(group._communicator.calls) < 2:
+        time.sleep(0.001)
+    group.close()
+    assert isinstance(late.exception(5.0), PeerLostError)
+    assert group._communicator.calls == [("broadcast", "side"), ("destroy", None)]
