@@ -57,12 +57,19 @@ main() {
 
 # The lock's kind: SLUICE_LOCK, else gpu where there is an NVIDIA GPU.
 kind_of_machine() {
+    local listed status=0
     if [[ -n ${SLUICE_LOCK:-} ]]; then
         echo "$SLUICE_LOCK"
-    elif [[ $'\n'$(nvidia-smi -L 2>/dev/null) == *$'\nGPU '* ]]; then
-        echo gpu
     else
-        echo cpu
+        listed=$(nvidia-smi -L 2>/dev/null) || status=$?
+        if [[ $'\n'$listed == *$'\nGPU '* ]]; then
+            echo gpu
+        else
+            echo cpu
+            # 127: there is no nvidia-smi
+            ((status == 0 || status == 127)) || echo "setup: nvidia-smi fails here (${listed%%$'\n'*}), so the packages" \
+                "without CUDA are taken. Repair the driver, or set SLUICE_LOCK=gpu." >&2
+        fi
     fi
 }
 

@@ -269,6 +269,13 @@ def test_driver_that_is_too_old_for_the_gpu_lock_is_refused(clone: Path, driver:
     assert "NVIDIA driver" not in set_up(clone, SLUICE_LOCK="gpu").stderr
 
 
+def test_driver_that_does_not_answer_is_said(ready: Path) -> None:
+    offer(ready, "nvidia-smi", 'echo "NVIDIA-SMI has failed because it could not communicate"; exit 9')
+    done = set_up(ready, SLUICE_PYTHON=sys.executable)
+    assert "nvidia-smi fails here (NVIDIA-SMI has failed because it could not communicate), so the" in done.stderr
+    assert "setup: installing requirements-gpu.lock" not in done.stdout
+
+
 @pytest.mark.parametrize(("cuda", "is_refused"), [("None", True), ("'13.0'", False)])
 def test_torch_without_cuda_is_refused_where_the_gpu_lock_was_installed(
     clone: Path, cuda: str, is_refused: bool
