@@ -124,7 +124,7 @@ def run_module(*arguments: str, timeout_s: float = 240.0) -> "subprocess.Complet
 
 @contextmanager
 def module_serving(*arguments: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    """Yield the address that `python -m ARGUMENTS --port 0` prints last on its first line, and the process."""
+    """Yield the address that `python -m ARGUMENTS --port 0` prints last on a line, and the process."""
     process = subprocess.Popen(
         [sys.executable, "-m", *arguments, "--port", "0"],
         stdout=subprocess.PIPE,
@@ -134,8 +134,13 @@ def module_serving(*arguments: str) -> Iterator[tuple[str, "subprocess.Popen[str
     )
     assert process.stdout is not None
     try:
-        line = process.stdout.readline()
-        assert "http://" in line, line + process.stdout.read()
+        lines = []
+        for line in process.stdout:  # a model that loads shows its progress first
+            lines.append(line)
+            if "http://" in line:
+                break
+        else:
+            raise AssertionError("".join(lines))
         yield line.split()[-1], process
     finally:
         process.terminate()
