@@ -141,7 +141,10 @@ class Runs:
 def _run_folders(folder: Path, depth: int) -> Sequence[Path]:
     if (folder / SETTINGS).exists() or (folder / "metrics.jsonl").exists():
         return [folder]
-    children = sorted(path for path in folder.iterdir() if path.is_dir()) if depth else []
+    try:
+        children = sorted(path for path in folder.iterdir() if path.is_dir()) if depth else []
+    except OSError:  # a folder that may not be read, or has just gone
+        return []
     return [found for child in children for found in _run_folders(child, depth - 1)]
 
 
