@@ -79,11 +79,13 @@ class LedgerRows:
             if texts is not None:
                 index, search = texts
                 db.execute("ATTACH ? AS recorded", (f"{index.as_uri()}?mode=ro",))
+                found = "recorded.samples WHERE id IN (SELECT rowid FROM recorded.texts WHERE texts MATCH ?)"
+                # Runs of earlier versions do not say which sample of a group a text is.
                 condition += (
-                    ' AND ("group", sample_index) IN (SELECT "group", sample_index FROM recorded.samples WHERE id IN '
-                    "(SELECT rowid FROM recorded.texts WHERE texts MATCH ?))"
+                    f' AND (("group", sample_index) IN (SELECT "group", sample_index FROM {found}) '
+                    f'OR "group" IN (SELECT "group" FROM {found} AND sample_index < 0))'
                 )
-                values = [*values, search]
+                values = [*values, search, search]
             some = f"SELECT 1 FROM trajectories WHERE {condition} LIMIT {offset + MOST_COUNTED}"
             (total,) = db.execute(f"SELECT COUNT(*) FROM ({some})", values).fetchone()
             rows = _dicts(

@@ -126,6 +126,20 @@ def test_a_resume_that_the_page_did_not_see_leaves_no_line_of_the_steps_before(p
     assert [line.get("policy/lr") == 0.25 for line in run.lines()] == [line["step"] > 2 for line in run.lines()]
 
 
+def test_words_of_an_earlier_versions_samples_find_their_groups(folder: Path, tmp_path: Path) -> None:
+    path = folder / "one" / "samples.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    new = ("sample_index", "version_spans", "logprobs")
+    old = [{name: value for name, value in line.items() if name not in new} for line in lines if line["step"] == 2]
+    path.write_text("".join(json.dumps(line) + "\n" for line in old))
+    page = Page(folder, tmp_path / "others")
+    page.index()
+    rows = page.get("trajectories", run="one", text="belarus")["rows"]
+    assert {row["group"] for row in rows} == {line["group"] for line in old}
+    recorded = page.get("group", run="one", group=old[0]["group"])["recorded"]
+    assert len(page.get("sample", run="one", id=recorded[0]["id"])["texts"]) == len(old[0]["tokens"])
+
+
 def test_a_copied_folder_that_cannot_be_written_is_shown(folder: Path, tmp_path: Path) -> None:
     copied = tmp_path / "copied"
     shutil.copytree(folder, copied)
