@@ -1,14 +1,16 @@
 """Each rank's folder of a model: the model itself on rank 0's node, the small files on others."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from learner.models.world import join_world
-from learner.rank.start import find_models
+from learner.rank.start import find_models, use_threads
 from protocol.errors import OperatorError
 from protocol.node.small_model_files import read_small_files
 from protocol.settings.settings import Settings
@@ -53,3 +55,12 @@ def test_rank_that_has_a_gpu_and_a_torch_without_one_is_refused(monkeypatch: pyt
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     with pytest.raises(OperatorError, match=r"This rank has GPU 3 of .*sees none .*SLUICE_LOCK=gpu.*--num-gpus 0"):
         join_world(0, 1, "127.0.0.1", 0, 5.0)
+
+
+def test_a_rank_shares_its_own_nodes_cores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(os, "cpu_count", lambda: 112)
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    for num_ranks, num_others in ((8, 0), (8, 8), (200, 0)):  # ranks and servers of this node
+        use_threads(Settings(), num_ranks, num_others)
+    assert used == [14, 13, 1]
