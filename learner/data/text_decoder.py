@@ -5,6 +5,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+_MOST_PENDING = 64  # tokens without a whole character: more are broken bytes, and each would be decoded again
+
 
 class TextDecoder:
     """Decodes with the tokenizer.json of a model folder; without one, texts are token ids.
@@ -45,7 +47,8 @@ class TextDecoder:
         known, shown = 0, 0  # tokens before the window; tokens whose text has been added
         for end in range(1, len(tokens) + 1):
             before, now = self._decode(tokens[known:shown]), self._decode(tokens[known:end])
-            is_whole = len(now) > len(before) and (end == len(tokens) or not now.endswith("\ufffd"))
+            is_due = end == len(tokens) or end - shown >= _MOST_PENDING
+            is_whole = is_due or (len(now) > len(before) and not now.endswith("\ufffd"))
             texts.append(now[len(before) :] if is_whole else "")
             if is_whole:
                 known, shown = shown, end

@@ -1,10 +1,9 @@
 """Names and records of a run folder; records of version 0.1.0 are read under the present names."""
 
 import json
-import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -21,20 +20,29 @@ SEARCH_INDEX = "search_index"  # digest of the index that the run's last start s
 TRAIN_INDEX = "prompts.npz"  # place of each prompt of data.train
 SKIPPED_ROWS = "skipped_rows.json"  # rows of data.train that the run skips
 RECORDS = ("metrics.jsonl", "samples.jsonl", "evaluations.jsonl")
+_MARK_BYTES = 4096  # at least one line of metrics, with its time
+
+
+def mark_at(file: BinaryIO, place: int) -> bytes:
+    """Return the last bytes before a place: if they differ from those that a reader knows, the file is another one."""
+    file.seek(max(0, place - _MARK_BYTES))
+    return file.read(min(place, _MARK_BYTES))
 
 
 class MetricsReader:
-    """Follows metrics.jsonl while it is written."""
+    """Follows metrics.jsonl while it is written. num_files: how often it was another file than before, or gone."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = self._inode = 0
+        self._offset, self._mark = 0, b""
+        self.num_files = 0
 
     def skip_known(self) -> None:
         """Skip the lines that the file has now."""
         if self._path.exists():
-            status = self._path.stat()
-            self._offset, self._inode = status.st_size, status.st_ino
+            with self._path.open("rb") as file:
+                self._offset = file.seek(0, 2)
+                self._mark = mark_at(file, self._offset)
 
     def new_lines(self) -> list[dict[str, float]]:
         """Return the complete lines written since the last call.
@@ -44,16 +52,22 @@ class MetricsReader:
         """
         try:
             with self._path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                if status.st_size < self._offset or status.st_ino != self._inode:
-                    self._offset, self._inode = 0, status.st_ino
+                if mark_at(file, self._offset) != self._mark:
+                    self._begin_again()
                 file.seek(self._offset)
                 content = file.read()
+                complete = content[: content.rfind(b"\n") + 1]
+                self._offset += len(complete)
+                self._mark = mark_at(file, self._offset)
         except FileNotFoundError:
+            if self._offset:
+                self._begin_again()
             return []
-        complete = content[: content.rfind(b"\n") + 1]
-        self._offset += len(complete)
         return [line for text in complete.splitlines() if (line := parse_metrics_line(text)) is not None]
+
+    def _begin_again(self) -> None:
+        self._offset, self._mark = 0, b""
+        self.num_files += 1
 
 
 def parse_metrics_line(text: bytes | str) -> dict[str, float] | None:

@@ -4,6 +4,8 @@ Each request names its run: `?run=NAME`, a name of /api/runs.
 """
 
 import hmac
+import json
+import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -27,24 +29,29 @@ from learner.report.plots import Curves, Plot, compared_plots, metric_plots, rew
 from protocol.http.bearer import App, Receive, Scope, Send
 
 _FOLDER = Path(__file__).parent
-_COOKIE = "sluice_dash_{}"  # of a port: a browser sends one to all ports of a machine
+_COOKIE = "sluice_dash_{}"  # of an address with its port: a browser sends one to all ports of a machine
 _MOST_ROWS = 500
 _SECTIONS = {"learning": "Is it learning?", "healthy": "Is it healthy?", "slow": "Why is it slow?", "rest": "Progress"}
 
 
 def make_dash(runs: Runs) -> FastAPI:
     """Return the application of the page, without its token."""
-    app = FastAPI(title="Sluice: runs", description=__doc__)
+    app = FastAPI(title="Sluice: runs", description=__doc__, docs_url=None, redoc_url=None)
     page = render_page("dash.html.j2", _FOLDER, ["dash.js"])
 
-    @app.exception_handler(FileNotFoundError)
+    @app.exception_handler(OSError)
     @app.exception_handler(sqlite3.Error)
-    def cannot_read(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"detail": str(error)}, 404 if isinstance(error, FileNotFoundError) else 503)
+    def cannot_read(_: Request, error: Exception) -> Response:
+        return _json({"detail": str(error)}, 404 if isinstance(error, FileNotFoundError) else 503)
 
     @app.get("/", response_class=HTMLResponse)
     def index() -> HTMLResponse:
         return HTMLResponse(page)
+
+    @app.get("/docs", response_class=PlainTextResponse)
+    def questions() -> str:
+        """This list of requests. /openapi.json has it for programs."""
+        return _describe(app.openapi())
 
     registry = CollectorRegistry()
     registry.register(RunsCollector(runs))
@@ -114,23 +121,25 @@ def _add_sample_routes(app: FastAPI, runs: Runs) -> None:
     def trajectories(
         run: Annotated[RunFolder, Depends(find_run)],
         rows: Annotated[Filter, Depends(Filter)],
-        text: Annotated[str, Query(description="words of a recorded sample")] = "",
+        search: Annotated[str, Depends(_search_of)],
         order: Literal[*ORDERS] = "newest",  # type: ignore[valid-type]
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=_MOST_ROWS)] = 50,
     ) -> Response:
         """Trajectories of the ledger, with the id of the recorded sample where there is one.
 
-        total: how many there are; with is_more there are more, which are not counted.
+        total: how many there are; with is_more there are more, which are not counted. indexed: share of the recorded
+        samples that words are looked for in.
         """
         indexed = run.samples.progress()
-        search = search_of(text)
-        texts = (run.samples.index, search) if search and run.samples.index.exists() else None
+        if search and not run.samples.has_begun():
+            return _json({"total": 0, "is_more": False, "indexed": indexed, "rows": []})
+        texts = (run.samples.index, search) if search else None
         total, found = run.ledger.trajectories(rows, order, offset, limit, texts)
         ids = run.samples.ids([row["group"] for row in found])
         listed = [{**row, "sample": ids.get((row["group"], row["sample_index"]))} for row in found]
-        is_more = total == offset + MOST_COUNTED
-        return _json({"total": total, "is_more": is_more, "indexed": indexed, "rows": listed})
+        most = offset + MOST_COUNTED
+        return _json({"total": min(total, most), "is_more": total > most, "indexed": indexed, "rows": listed})
 
     @app.get("/api/timeline")
     def timeline(
@@ -165,13 +174,14 @@ class TokenGate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request, cookie = Request(scope), _COOKIE.format(scope["server"][1])
+        request = Request(scope)
+        cookie = _COOKIE.format(re.sub(r"\W", "_", request.headers.get("host", ""), flags=re.ASCII))
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         given = request.cookies.get(cookie) or (bearer if scheme.lower() == "bearer" else "")
         answer: Response | None = None
         if self._is_right(request.query_params.get("token", "")):
             answer = RedirectResponse(request.url.path, 303)
-            answer.set_cookie(cookie, self._token, httponly=True, samesite="strict")
+            answer.set_cookie(cookie, self._token, httponly=True, samesite="lax")
         elif not self._is_right(given):
             answer = Response("Open the link that sluice dash printed: it has the token of this page.\n", 401)
         await (self._app if answer is None else answer)(scope, receive, send)
@@ -185,6 +195,14 @@ def _run_of(runs: Runs) -> Any:
         return _get(runs, run)
 
     return find_run
+
+
+def _search_of(text: Annotated[str, Query(description="words of a recorded sample")] = "") -> str:
+    search = search_of(text)
+    if text.strip() and not search:
+        expected = "expected a word with a letter or a digit. Leave it empty to list all trajectories."
+        raise HTTPException(422, f"text is {text}, {expected}")
+    return search
 
 
 def _get(runs: Runs, name: str) -> RunFolder:
@@ -216,5 +234,23 @@ def _differences(tables: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]
     return [{"name": name, "values": values} for name, values in rows if len(set(values.values())) > 1]
 
 
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+def _describe(schema: Mapping[str, Any]) -> str:
+    """Return the requests of an OpenAPI schema as plain text."""
+    parts = [schema["info"]["description"].strip()]
+    for path, methods in schema["paths"].items():
+        of_path = methods["get"]
+        parts.append(f"GET {path}\n    {of_path.get('description', of_path['summary'])}".replace("\n\n", "\n    "))
+        for value in of_path.get("parameters", []):
+            kind = value["schema"]
+            type_ = kind.get("type") or "/".join(each["type"] for each in kind.get("anyOf", []))
+            default = " (required)" if value["required"] else f" = {kind.get('default')}"
+            parts[-1] += f"\n    {value['name']}: {type_}{default}  {value.get('description', '')}".rstrip()
+    return "\n\n".join(parts) + "\n"
+
+
+def _json(value: object, status: int = 200) -> Response:
+    try:
+        content = msgspec.json.encode(value)
+    except UnicodeEncodeError:  # half a character: of a file's name that is not UTF-8
+        content = json.dumps(value).encode()
+    return Response(content, status, media_type="application/json")

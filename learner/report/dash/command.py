@@ -1,6 +1,6 @@
 """`sluice dash [RUNS_DIR]`: a live page of runs, from their folders alone. Nothing of a run waits for it.
 
-Exit status: 0 when it is stopped; 1 with one sentence.
+Exit status: 130 after Ctrl-C; 1 with one sentence.
 """
 
 import argparse
@@ -50,10 +50,13 @@ def _serve(options: argparse.Namespace) -> None:
 
 def _index(runs: Runs) -> None:
     """Index what runs record, newest run first."""
+    problems: dict[str, str] = {}  # of a run: said once
     while True:
         for run in runs.all():
             try:
                 run.samples.update()
             except (OSError, sqlite3.Error) as error:  # a folder that goes away, a full disk
-                print(f"sluice dash: {run.name} is not indexed: {error}", flush=True)
+                if problems.get(run.name) != str(error):
+                    problems[run.name] = str(error)
+                    print(f"sluice dash: {run.name} is not indexed: {error!r}", flush=True)
         time.sleep(_INDEX_EVERY_S)

@@ -13,14 +13,14 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from learner.report.dash.runs import RunFolder, Runs
+from learner.report.dash.runs import RunFolder, Runs, RunSummary
 
 _LABELLED = (
     (re.compile(r"(reward/part|reward/log)/(.+)"), ("name",)),
     (re.compile(r"(eval)/([^/]+)/([^/]+)"), ("set",)),
     (re.compile(r"(eval)/([^/]+)/(.+)/([^/]+)"), ("set", "source")),
 )
-_STATES = ("going", "done", "stopped")
+_STATES = ("going", "done", "stopped", "unreadable")
 
 
 class RunsCollector(Collector):
@@ -33,8 +33,9 @@ class RunsCollector(Collector):
         """Yield each metric once, with a sample for each run."""
         samples: dict[str, list[tuple[dict[str, str], float]]] = {}
         for place, run in enumerate(self._runs.all()):
-            if place == 0 or run.summary().state == "going":
-                for name, labels, value in _samples(run):
+            summary = run.summary()
+            if place == 0 or summary.state in ("going", "unreadable"):
+                for name, labels, value in _samples(run, summary):
                     samples.setdefault(name, []).append(({"run": run.name, **labels}, value))
         for name in sorted(samples):
             names = sorted({label for labels, _ in samples[name] for label in labels})
@@ -57,8 +58,12 @@ def metric_name(key: str) -> tuple[str, dict[str, str]]:
     return re.sub(r"(^|_)s$", r"\1seconds", name), labels
 
 
-def _samples(run: RunFolder) -> Iterator[tuple[str, dict[str, str], float]]:
-    summary, lines = run.summary(), run.lines()
+def _samples(run: RunFolder, summary: RunSummary) -> Iterator[tuple[str, dict[str, str], float]]:
+    for state in _STATES:
+        yield "run_state", {"state": state}, float(summary.state == state)
+    if summary.state == "unreadable":
+        return
+    lines = run.lines()
     newest: dict[str, float] = {}
     for line in lines[-1000:]:  # an evaluation is on its own line alone
         newest |= {key: value for key, value in line.items() if key.startswith("eval/")}
@@ -67,8 +72,6 @@ def _samples(run: RunFolder) -> Iterator[tuple[str, dict[str, str], float]]:
     yield "run_changed_timestamp_seconds", {}, summary.changed_at
     yield "run_max_steps", {}, float(summary.max_steps or 0)
     yield "run_alarms", {}, float(summary.num_alarms)
-    for state in _STATES:
-        yield "run_state", {"state": state}, float(summary.state == state)
     try:
         live: dict[str, Any] = run.ledger.live()
     except (OSError, sqlite3.Error):  # a run that is being made

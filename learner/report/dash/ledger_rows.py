@@ -1,14 +1,19 @@
 """Rows of a run's ledger for the page, read without a lock that the coordinator would wait for."""
 
+import contextlib
+import hashlib
 import json
+import os
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learner.disk.run_folder import read_only_uri
+from learner.disk.run_folder import LOGS, read_only_uri
 
 _NEWEST = 20_000  # trajectories behind the live figures
 _RATE_S = 60.0
@@ -64,13 +69,16 @@ class Filter:
 class LedgerRows:
     """Questions to one ledger. Without a ledger every answer is empty. Raises: sqlite3.Error for a broken one."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, copies: Path) -> None:
+        """copies: folder for the copy of a ledger that cannot be read where it is."""
+        self._path, self._copies = path, copies
 
     def trajectories(
         self, wanted: Filter, order: str, offset: int, limit: int, texts: tuple[Path, str] | None = None
     ) -> tuple[int, list[dict[str, Any]]]:
-        """Return how many trajectories the filter leaves, counted to MOST_COUNTED behind `offset`, and `limit` of them.
+        """Return how many trajectories the filter leaves, and `limit` of them.
+
+        They are counted to one more than MOST_COUNTED behind `offset`.
 
         order: a key of ORDERS. texts: the index of recorded samples and a search in it; None: all trajectories.
         """
@@ -86,7 +94,7 @@ class LedgerRows:
                     f'OR "group" IN (SELECT "group" FROM {found} AND sample_index < 0))'
                 )
                 values = [*values, search, search]
-            some = f"SELECT 1 FROM trajectories WHERE {condition} LIMIT {offset + MOST_COUNTED}"
+            some = f"SELECT 1 FROM trajectories WHERE {condition} LIMIT {offset + MOST_COUNTED + 1}"
             (total,) = db.execute(f"SELECT COUNT(*) FROM ({some})", values).fetchone()
             rows = _dicts(
                 db,
@@ -136,9 +144,25 @@ class LedgerRows:
         }
 
     def _connect(self) -> sqlite3.Connection:
-        if self._path.exists():
-            return sqlite3.connect(read_only_uri(self._path), uri=True)
-        raise FileNotFoundError(f"{self._path} is missing: nothing is known about prompts and trajectories.")
+        if not self._path.exists():
+            raise FileNotFoundError(f"{self._path} is missing: nothing is known about prompts and trajectories.")
+        log, shared = (self._path.with_name(name) for name in LOGS)
+        is_copied = log.exists() and not shared.exists()
+        return sqlite3.connect(read_only_uri(self._copy(log) if is_copied else self._path), uri=True)
+
+    def _copy(self, log: Path) -> Path:
+        """Return a copy of the ledger with its log: SQLite reads a log with a file next to it, which it would make."""
+        state = [(path.stat().st_mtime_ns, path.stat().st_size) for path in (self._path, log)]
+        name = hashlib.sha256(os.fsencode(self._path.resolve()) + str(state).encode()).hexdigest()[:24]
+        target = self._copies / name
+        if not target.exists():
+            self._copies.mkdir(parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(dir=self._copies))
+            for path in (self._path, log):
+                shutil.copy(path, made)
+            with contextlib.suppress(OSError):  # another page has made it meanwhile
+                made.rename(target)
+        return target / self._path.name
 
 
 def _dicts(db: sqlite3.Connection, query: str, values: Sequence[object]) -> list[dict[str, Any]]:

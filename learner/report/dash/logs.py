@@ -15,8 +15,15 @@ def merged_logs(folder: Path, text: str = "", most: int = 500) -> list[dict[str,
     A line without a time belongs to the entry before it.
     """
     paths = sorted(path for path in folder.rglob("*.log") if path.is_file()) if folder.is_dir() else []
-    found = [entry for path in paths for entry in _entries(path) if text.lower() in entry["text"].lower()]
+    found = [entry for path in paths for entry in _read(path) if text.lower() in entry["text"].lower()]
     return sorted(found, key=lambda entry: str(entry["at"]))[-most:]
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        return list(_entries(path))
+    except OSError as error:
+        return [{"at": "", "process": path.stem, "text": f"{path.name} cannot be read: {error.strerror}"}]
 
 
 def _entries(path: Path) -> Iterator[dict[str, Any]]:

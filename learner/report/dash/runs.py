@@ -1,5 +1,7 @@
 """Run folders as the page shows them: read while they are written, each file from where the last reading ended."""
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -8,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from learner.data.text_decoder import TextDecoder
-from learner.disk.run_folder import LEDGER, LOGS, RECORDS, SETTINGS, MetricsReader, main_set
+from learner.disk.run_folder import LEDGER, LOCK, LOGS, RECORDS, SETTINGS, MetricsReader, main_set
 from learner.live.alarms import alarms_of
 from learner.report.dash.ledger_rows import LedgerRows
 from learner.report.dash.sample_index import SampleIndex
 from learner.report.facts import settings_table
+from protocol.disk.lock import is_locked
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.loader import load_saved_settings
 from protocol.settings.settings import Settings
 
 _LIVE_S = 60.0  # a run that wrote within this time is going
 _DEPTH = 3  # folders of runs below RUNS_DIR
-_FILES = (SETTINGS, LEDGER, *LOGS, *RECORDS)
+# Not the ledger's shared memory: a reader renews it.
+_FILES = (SETTINGS, LEDGER, LOGS[0], *RECORDS)
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class RunSummary:
     """One run in the list."""
 
     name: str  # its folder below RUNS_DIR
-    state: str  # done: all steps are there; going: wrote within a minute; stopped
+    state: str  # done: all steps are there; going: its command lives, or it wrote within a minute; stopped; unreadable
     step: int  # last finished; 0: none
     max_steps: int | None  # None: the settings cannot be read
     reward: float | None  # mean of the newest step's samples
@@ -42,28 +46,34 @@ class RunFolder:
     def __init__(self, name: str, path: Path, indexes: Path) -> None:
         """indexes: folder for the index of the run's samples."""
         self.name, self.path = name, path
-        self.ledger = LedgerRows(path / LEDGER)
+        self.ledger = LedgerRows(path / LEDGER, indexes)
+        self._paths = [path / file for file in _FILES]
         self._lock = threading.Lock()
         self._reader = MetricsReader(path / "metrics.jsonl")
+        self._num_files = 0
         self._lines: list[dict[str, float]] = []
         self._settings: tuple[float, Settings | None, str] = (-1.0, None, "")
         self._decoder: TextDecoder | None = None
-        self._alarms: tuple[tuple[int, float], list[dict[str, Any]]] = ((-1, 0.0), [])
+        self._figures: tuple[object, _Figures] = (None, _Figures([], None, None))
         self.samples = SampleIndex(path / "samples.jsonl", indexes)
 
     def lines(self) -> list[dict[str, float]]:
         """Return the metrics lines in step order. A step that a resume repeated counts once."""
         with self._lock:
-            for line in self._reader.new_lines():
+            new = self._reader.new_lines()
+            if self._reader.num_files != self._num_files:
+                self._num_files = self._reader.num_files
+                self._lines.clear()
+            for line in new:
                 while self._lines and self._lines[-1]["step"] >= line["step"]:
                     self._lines.pop()
-                self._lines.append(line)
+                self._lines.append({sys.intern(key): value for key, value in line.items()})
             return list(self._lines)
 
     def settings(self) -> tuple[Settings | None, str]:
         """Return the settings, and why there are none."""
         path = self.path / SETTINGS
-        changed_at = path.stat().st_mtime if path.exists() else 0.0
+        changed_at = _mtime(path)
         with self._lock:
             if self._settings[0] != changed_at:
                 try:
@@ -74,7 +84,7 @@ class RunFolder:
 
     def decoder(self) -> TextDecoder:
         """Return what makes texts of tokens: the newest checkpoint's tokenizer, or that of policy.model."""
-        if self._decoder is None:
+        if self._decoder is None or self._decoder.problem is not None:  # the first checkpoint may be there now
             settings, _ = self.settings()
             saved = self.path / "checkpoints" / "latest" / "model"
             model = Path(settings.policy.model) if settings and settings.policy.model else None
@@ -83,34 +93,51 @@ class RunFolder:
 
     def alarms(self) -> list[dict[str, Any]]:
         """Return the alarms so far: step and sentence."""
-        lines, (settings, _) = self.lines(), self.settings()
-        now = (len(lines), lines[-1].get("at_s", 0.0) if lines else 0.0)
-        if self._alarms[0] != now:
-            found = alarms_of(lines, settings.health) if settings else []
-            self._alarms = now, [{"step": step, "name": alarm.name, "text": alarm.text} for step, alarm in found]
-        return self._alarms[1]
+        return self._read_figures(self.lines(), self.settings()[0]).alarms
 
     def changed_at(self) -> float:
         """Return the Unix seconds of the newest write."""
-        paths = [self.path / name for name in _FILES]
-        return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
+        return max(map(_mtime, self._paths))
 
     def summary(self) -> RunSummary:
         """Return the run's line in the list."""
-        lines, (settings, _), changed_at = self.lines(), self.settings(), self.changed_at()
+        try:
+            lines, (settings, _), changed_at = self.lines(), self.settings(), self.changed_at()
+        except OSError:
+            return RunSummary(self.name, "unreadable", 0, None, None, None, 0, 0.0)
         step = int(lines[-1]["step"]) if lines else 0
         max_steps = settings.run.max_steps if settings else None
-        is_done = max_steps is not None and step >= max_steps
-        state = "done" if is_done else "going" if time.time() - changed_at < _LIVE_S else "stopped"
-        reward = _newest(lines, lambda line: "reward/mean")
-        held_out = _newest(lines, lambda line: f"eval/{main_set(line)}/reward")
-        return RunSummary(self.name, state, step, max_steps, reward, held_out, len(self.alarms()), changed_at)
+        is_done = bool(lines) and max_steps is not None and step >= max_steps
+        is_going = time.time() - changed_at < _LIVE_S or is_locked(self.path / LOCK)
+        state = "done" if is_done else "going" if is_going else "stopped"
+        figures = self._read_figures(lines, settings)
+        num_alarms = len(figures.alarms)
+        return RunSummary(self.name, state, step, max_steps, figures.reward, figures.held_out, num_alarms, changed_at)
 
     def setting_rows(self) -> list[dict[str, Any]]:
         """Return every setting: name, value, and whether it differs from its default. Passwords are hidden."""
         settings, _ = self.settings()
         table = settings_table(settings) if settings else []
         return [{"name": name, "value": value, "is_changed": changed} for name, value, changed in table]
+
+    def _read_figures(self, lines: Sequence[Mapping[str, float]], settings: Settings | None) -> "_Figures":
+        now = (len(lines), lines[-1].get("at_s") if lines else None, id(settings))
+        if self._figures[0] != now:
+            found = alarms_of(lines, settings.health) if settings else []
+            alarms = [{"step": step, "name": alarm.name, "text": alarm.text} for step, alarm in found]
+            reward = _newest(lines, lambda line: "reward/mean")
+            held_out = _newest(lines, lambda line: f"eval/{main_set(line)}/reward")
+            self._figures = now, _Figures(alarms, reward, held_out)
+        return self._figures[1]
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """What is computed from all lines of a run."""
+
+    alarms: list[dict[str, Any]]
+    reward: float | None
+    held_out: float | None
 
 
 class Runs:
@@ -129,8 +156,10 @@ class Runs:
         with self._lock:
             for path in _run_folders(self._folder, _DEPTH):
                 name = self._folder.name if path == self._folder else str(path.relative_to(self._folder))
-                self._runs.setdefault(name, RunFolder(name, path, self._indexes))
-            self._runs = {name: run for name, run in self._runs.items() if run.path.is_dir()}
+                name = name.encode("utf-8", "backslashreplace").decode()  # a folder's name may be any bytes
+                if name not in self._runs:
+                    self._runs[name] = RunFolder(name, path, self._indexes)
+            self._runs = {name: run for name, run in self._runs.items() if os.path.isdir(run.path)}
             return sorted(self._runs.values(), key=RunFolder.changed_at, reverse=True)
 
     def get(self, name: str) -> RunFolder:
@@ -139,13 +168,20 @@ class Runs:
 
 
 def _run_folders(folder: Path, depth: int) -> Sequence[Path]:
-    if (folder / SETTINGS).exists() or (folder / "metrics.jsonl").exists():
-        return [folder]
     try:
+        if (folder / SETTINGS).exists() or (folder / "metrics.jsonl").exists():
+            return [folder]
         children = sorted(path for path in folder.iterdir() if path.is_dir()) if depth else []
     except OSError:  # a folder that may not be read, or has just gone
         return []
     return [found for child in children for found in _run_folders(child, depth - 1)]
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # not there, or in a folder that may not be read
+        return 0.0
 
 
 def _newest(lines: Sequence[Mapping[str, float]], key_of: Any) -> float | None:

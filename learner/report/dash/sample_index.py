@@ -5,28 +5,33 @@ of each line and the words of its text. It grows with the file, from where the l
 """
 
 import hashlib
+import io
+import os
 import re
 import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from learner.data.text_decoder import TextDecoder
+from learner.disk.run_folder import mark_at
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS samples (
-    id INTEGER PRIMARY KEY, step INTEGER NOT NULL, "group" TEXT NOT NULL, sample_index INTEGER NOT NULL,
-    start INTEGER NOT NULL, length INTEGER NOT NULL);
-CREATE INDEX IF NOT EXISTS by_group ON samples ("group", sample_index);
-CREATE INDEX IF NOT EXISTS by_step ON samples (step);
-CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (words, content = '', detail = none);
-CREATE TABLE IF NOT EXISTS place (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
-"""
-_VERSION = 2
+# An id is never used again: words of a sample that a resume has removed stay in `texts`, and find nothing.
+_TABLES = (
+    """CREATE TABLE IF NOT EXISTS samples (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, step INTEGER NOT NULL, "group" TEXT NOT NULL, sample_index INTEGER NOT NULL,
+    start INTEGER NOT NULL, length INTEGER NOT NULL)""",
+    'CREATE INDEX IF NOT EXISTS by_group ON samples ("group", sample_index)',
+    "CREATE INDEX IF NOT EXISTS by_step ON samples (step)",
+    "CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (words, content = '', detail = none)",
+    "CREATE TABLE IF NOT EXISTS place (name TEXT PRIMARY KEY, value NOT NULL)",
+)
+_VERSION = 3
+_WAIT_S = 60.0  # for another page that indexes the same file
 _LINES_AT_ONCE = 5_000  # of one transaction
 _MOST_TOKENS = 20_000  # of one sample on the page
 
@@ -47,28 +52,32 @@ class SampleIndex:
     def __init__(self, path: Path, indexes: Path) -> None:
         """indexes: folder for the index."""
         self._path = path
-        name = hashlib.sha256(f"{path.resolve()} {_VERSION}".encode()).hexdigest()[:24]
+        name = hashlib.sha256(os.fsencode(path.resolve()) + f" {_VERSION}".encode()).hexdigest()[:24]
         self.index = indexes / f"{name}.sqlite"
         self._lock = threading.Lock()
+        self._indexed: tuple[int, int] | None = None  # size and time of the file when all of it was indexed
 
-    def update(self) -> float:
-        """Index the lines that are new; returns the share of the file that is indexed, 1 for all.
-
-        Returns at once while another thread indexes.
-        """
-        size = self._path.stat().st_size if self._path.exists() else 0
+    def update(self) -> None:
+        """Index the lines that are new. Returns at once while another thread indexes."""
         if self._lock.acquire(blocking=False):
             try:
-                while self._read_some(size):
-                    pass
+                now = self._state()
+                if now != self._indexed or not self.index.exists():
+                    while self._read_some():
+                        pass
+                    self._indexed = now
             finally:
                 self._lock.release()
-        return min(1.0, self._place("end") / size) if size else 1.0
 
     def progress(self) -> float:
-        """Return the share of the file that is indexed."""
-        size = self._path.stat().st_size if self._path.exists() else 0
-        return min(1.0, self._place("end") / size) if size else 1.0
+        """Return the share of the file that is indexed, 1 for all."""
+        size, _ = self._state()
+        ends = self._rows("SELECT value FROM place WHERE name = 'end'")
+        return (min(1.0, ends[0]["value"] / size) if size else 1.0) if ends else 0.0
+
+    def has_begun(self) -> bool:
+        """Return whether some of the file is indexed: before, nothing can be searched."""
+        return bool(self._rows("SELECT 1 FROM place"))
 
     def of_group(self, group: str) -> list[dict[str, Any]]:
         """Return the recorded samples of a group: id, step and sample_index."""
@@ -93,49 +102,55 @@ class SampleIndex:
             raise KeyError(sample)
         with self._path.open("rb") as file:
             file.seek(rows[0]["start"])
-            line: dict[str, Any] = msgspec.json.decode(file.read(rows[0]["length"]))
+            try:
+                line: dict[str, Any] = msgspec.json.decode(file.read(rows[0]["length"]))
+            except msgspec.DecodeError:  # another file since the last update
+                raise KeyError(sample) from None
         num = len(line["tokens"])
         shown = line["tokens"][:_MOST_TOKENS]
         texts = decoder.token_texts(shown)
         before, after = self.neighbours(sample)
         return {**line, "texts": texts, "num_tokens": num, "problem": decoder.problem, "before": before, "after": after}
 
-    def _read_some(self, size: int) -> bool:
+    def _read_some(self) -> bool:
         """Index some lines; returns whether there are more."""
         self.index.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(self.index)) as db:
-            db.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; {_TABLES}")
+        file: BinaryIO = self._path.open("rb") if self._path.exists() else io.BytesIO()
+        with file, closing(sqlite3.connect(self.index, _WAIT_S, isolation_level=None)) as db:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = OFF")
+            db.execute("BEGIN IMMEDIATE")  # another page may be at the same place
+            for table in _TABLES:
+                db.execute(table)
             places = dict(db.execute("SELECT name, value FROM place"))
-            start, newest = places.get("end", 0), places.get("step", -1)
-            inode = self._path.stat().st_ino if size else 0
-            if start > size or inode != places.get("inode", inode):  # another file, as a resume makes it
-                db.executescript("DROP TABLE samples; DROP TABLE texts; DELETE FROM place;" + _TABLES)
-                start, newest = 0, -1
+            end, newest = places.get("end", 0), places.get("step", -1)
+            if mark_at(file, end) != places.get("mark", b""):  # another file, as a resume makes it
+                db.execute("DELETE FROM samples")
+                db.execute("INSERT INTO texts (texts) VALUES ('delete-all')")
+                end, newest = 0, -1
             num = 0
-            for line_start, length, line in _lines(self._path, start):
-                start = line_start + length
+            for start, length, line in _lines(file, end):
+                end = start + length
                 if line is not None:
                     if line.step < newest:  # a resume repeats this step and those after it
                         db.execute("DELETE FROM samples WHERE step >= ?", (line.step,))
                     newest = line.step
-                    row = (line.step, line.group, line.sample_index, line_start, length)
-                    made = db.execute(
-                        'INSERT INTO samples (step, "group", sample_index, start, length) VALUES (?, ?, ?, ?, ?)', row
-                    )
-                    words = f"{line.prompt} {line.response}"
-                    db.execute("INSERT INTO texts (rowid, words) VALUES (?, ?)", (made.lastrowid, words))
+                    _add(db, line, start, length)
                 num += 1
                 if num == _LINES_AT_ONCE:
                     break
-            db.executemany(
-                "INSERT OR REPLACE INTO place VALUES (?, ?)", [("end", start), ("step", newest), ("inode", inode)]
-            )
-            db.commit()
+            places = {"end": end, "step": newest, "mark": mark_at(file, end)}
+            db.executemany("INSERT OR REPLACE INTO place VALUES (?, ?)", places.items())
+            db.execute("COMMIT")
         return num == _LINES_AT_ONCE
 
-    def _place(self, name: str) -> int:
-        rows = self._rows("SELECT value FROM place WHERE name = ?", name)
-        return rows[0]["value"] if rows else 0
+    def _state(self) -> tuple[int, int]:
+        """Return size and time of the file; zeros without one."""
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            return 0, 0
+        return status.st_size, status.st_mtime_ns
 
     def _rows(self, query: str, *values: object) -> list[dict[str, Any]]:
         if not self.index.exists():
@@ -155,18 +170,21 @@ def search_of(text: str) -> str:
     return " ".join(f'"{word}"' for word in re.findall(r"[^\W_]+", text))
 
 
-def _lines(path: Path, start: int) -> Iterator[tuple[int, int, _Line | None]]:
+def _add(db: sqlite3.Connection, line: _Line, start: int, length: int) -> None:
+    row = (line.step, line.group, line.sample_index, start, length)
+    made = db.execute('INSERT INTO samples (step, "group", sample_index, start, length) VALUES (?, ?, ?, ?, ?)', row)
+    db.execute("INSERT INTO texts (rowid, words) VALUES (?, ?)", (made.lastrowid, f"{line.prompt} {line.response}"))
+
+
+def _lines(file: BinaryIO, start: int) -> Iterator[tuple[int, int, _Line | None]]:
     """Yield place, length and content of each whole line from `start` on; None: a line that a kill cut off."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        file.seek(start)
-        for text in file:
-            if not text.endswith(b"\n"):
-                return
-            try:
-                line = msgspec.json.decode(text, type=_Line)
-            except msgspec.DecodeError:
-                line = None
-            yield start, len(text), line
-            start += len(text)
+    file.seek(start)
+    for text in file:
+        if not text.endswith(b"\n"):
+            return
+        try:
+            line = msgspec.json.decode(text, type=_Line)
+        except msgspec.DecodeError:
+            line = None
+        yield start, len(text), line
+        start += len(text)

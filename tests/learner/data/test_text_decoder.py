@@ -1,5 +1,6 @@
 """Texts of a conversation's pieces."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,16 @@ def test_text_without_a_tokenizer_is_token_ids(tmp_path: Path, content: str | No
     assert decoder.texts([7, 8, 9], [2, 3]) == ["7 8 ", "9 "]
     assert decoder.problem is not None
     assert problem in decoder.problem
+
+
+def test_broken_bytes_cost_no_more_than_text_and_text_between_them_is_whole(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path)
+    byte, texts = tokenizer.encode("é").ids[1], tokenizer.encode("aé b").ids
+    tokens = [*texts, *([byte] * 20_000), *texts]
+    began = time.process_time()
+    shown = TextDecoder(tmp_path).token_texts(tokens)
+    assert time.process_time() - began < 4.0
+    assert len(shown) == len(tokens)
+    assert shown[:5] == ["a", "", "é", " ", "b"]
+    assert "".join(shown[-4:]) == "é b"
+    assert "".join(shown).count("\ufffd") == 20_000

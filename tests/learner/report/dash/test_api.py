@@ -4,58 +4,15 @@ import json
 import re
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from learner.report.dash.api import TokenGate, make_dash
 from learner.report.dash.exposition import metric_name
-from learner.report.dash.runs import Runs
-from protocol.disk.files import replace_file
-from tests.learner.report.recorded_run import record_run
+from tests.learner.report.dash.page import STEPS, TOKEN, Page
 
-_ROOT = Path(__file__).resolve().parents[3]
-TOKEN = "a-token-of-the-tests"
-STEPS = 6
-
-
-class Page:
-    """A page over a folder of runs."""
-
-    def __init__(self, folder: Path, indexes: Path) -> None:
-        self.runs = Runs(folder, indexes)
-        self.client = TestClient(TokenGate(make_dash(self.runs), TOKEN), headers={"authorization": f"Bearer {TOKEN}"})
-
-    def get(self, path: str, **values: Any) -> Any:
-        answer = self.client.get(f"/api/{path}", params=values)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    def index(self) -> None:
-        for run in self.runs.all():
-            assert run.samples.update() == 1.0
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "runs"
-    (made / "one").mkdir(parents=True)
-    record_run(made / "one", STEPS)
-    (made / "one" / "checkpoints" / "latest").mkdir(parents=True)
-    shutil.copytree(made / "model", made / "one" / "checkpoints" / "latest" / "model")
-    return made
-
-
-@pytest.fixture
-def page(folder: Path, tmp_path: Path) -> Iterator[Page]:
-    made = Page(folder, tmp_path / "indexes")
-    made.index()
-    yield made
-    made.client.close()
+_ROOT = Path(__file__).resolve().parents[4]
 
 
 def test_list_and_live_figures_are_those_of_the_files(page: Page, folder: Path) -> None:
@@ -97,47 +54,6 @@ def test_words_find_recorded_samples_and_a_sample_reads_as_it_was_written(page: 
     assert len(shown["texts"]) == len(line["tokens"]) == len(shown["logprobs"])
     assert "".join(shown["texts"]) == line["prompt"] + line["response"]
     assert len({span[2] for span in shown["version_spans"]}) == 1
-
-
-def test_a_resume_that_repeats_steps_replaces_their_samples(page: Page, folder: Path) -> None:
-    path = folder / "one" / "samples.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    repeated = [json.loads(line) for line in lines if json.loads(line)["step"] == STEPS - 1]
-    with path.open("a") as file:
-        file.writelines(json.dumps(line | {"response": "zebra"}) + "\n" for line in repeated)
-        file.write('{"step": 9, "cut off by a ki')
-    run = page.runs.get("one")
-    run.samples.update()
-    steps = [step for step in range(1, STEPS + 1) for _ in run.samples.of_group(f"e0-q{step}-0")]
-    assert max(steps) == STEPS - 1
-    assert page.get("trajectories", run="one", text="zebra")["total"] == len(repeated)
-
-
-def test_a_resume_that_the_page_did_not_see_leaves_no_line_of_the_steps_before(page: Page, folder: Path) -> None:
-    run = page.runs.get("one")
-    assert run.lines()
-    for name in ("samples.jsonl", "metrics.jsonl"):  # cut back to step 2 and written on, past the length that was read
-        lines = [json.loads(line) for line in (folder / "one" / name).read_text().splitlines()]
-        again = [line if line["step"] <= 2 else line | {"response": "zebra" * 99, "policy/lr": 0.25} for line in lines]
-        replace_file(folder / "one" / name, "".join(json.dumps(line) + "\n" for line in again).encode())
-    run.samples.update()
-    shown = [run.samples.sample(row["id"], run.decoder()) for row in run.samples.of_group(f"e0-q{STEPS}-0")]
-    assert [each["response"][:5] for each in shown] == ["zebra"] * len(shown) != []
-    assert [line.get("policy/lr") == 0.25 for line in run.lines()] == [line["step"] > 2 for line in run.lines()]
-
-
-def test_words_of_an_earlier_versions_samples_find_their_groups(folder: Path, tmp_path: Path) -> None:
-    path = folder / "one" / "samples.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    new = ("sample_index", "version_spans", "logprobs")
-    old = [{name: value for name, value in line.items() if name not in new} for line in lines if line["step"] == 2]
-    path.write_text("".join(json.dumps(line) + "\n" for line in old))
-    page = Page(folder, tmp_path / "others")
-    page.index()
-    rows = page.get("trajectories", run="one", text="belarus")["rows"]
-    assert {row["group"] for row in rows} == {line["group"] for line in old}
-    recorded = page.get("group", run="one", group=old[0]["group"])["recorded"]
-    assert len(page.get("sample", run="one", id=recorded[0]["id"])["texts"]) == len(old[0]["tokens"])
 
 
 def test_a_copied_folder_that_cannot_be_written_is_shown(folder: Path, tmp_path: Path) -> None:
@@ -205,3 +121,42 @@ def test_logs_are_merged_by_time_and_a_broken_ledger_is_said(page: Page, folder:
     (folder / "one" / "ledger.sqlite").write_bytes(b"not a ledger" * 100)
     assert page.client.get("/api/trajectories", params={"run": "one"}).status_code == 503
     assert "not a database" in page.get("live", run="one")["problem"]
+
+
+def test_exactly_the_most_counted_trajectories_are_not_more(page: Page, folder: Path) -> None:
+    with sqlite3.connect(folder / "one" / "ledger.sqlite") as db:
+        columns = [row[1] for row in db.execute("PRAGMA table_info(trajectories)")][1:]
+        copied = f"SELECT ? || rowid, {', '.join(columns)} FROM trajectories LIMIT ?"  # noqa: S608  # names of columns
+        for round in range(20):  # 48 at a time: to 1,000 exactly
+            (there,) = db.execute("SELECT COUNT(*) FROM trajectories").fetchone()
+            db.execute(f"INSERT INTO trajectories {copied}", (f"more-{round}-", min(8 * STEPS, 1_000 - there)))
+        db.commit()
+        found = page.get("trajectories", run="one")
+        assert (found["total"], found["is_more"]) == (1_000, False)
+        db.execute(f"INSERT INTO trajectories {copied}", ("last-", 1))
+    found = page.get("trajectories", run="one")
+    assert (found["total"], found["is_more"]) == (1_000, True)
+    found = page.get("trajectories", run="one", offset=1)
+    assert (found["total"], found["is_more"]) == (1_001, False)
+
+
+def test_the_cookie_survives_a_link_on_another_site_and_is_of_the_browsers_port(page: Page) -> None:
+    cookies = []
+    for port in (9000, 9001):  # two pages behind ssh -L
+        browser = TestClient(page.client.app, base_url=f"http://127.0.0.1:{port}")
+        answer = browser.get("/", params={"token": TOKEN}, follow_redirects=False)
+        cookies.append(answer.headers["set-cookie"])
+        assert browser.get("/api/runs").status_code == 200
+    assert all("samesite=lax" in cookie.lower() and "httponly" in cookie.lower() for cookie in cookies)
+    assert len({cookie.partition("=")[0] for cookie in cookies}) == 2
+
+
+def test_the_list_of_questions_needs_no_other_server(page: Page) -> None:
+    listed = page.client.get("/docs")
+    assert "cdn" not in listed.text
+    assert "script" not in listed.text
+    asked = page.client.get("/openapi.json").json()["paths"]
+    assert len(asked) > 10
+    for path in asked:
+        assert f"GET {path}\n" in listed.text
+    assert "min_reward" in listed.text
