@@ -4,8 +4,9 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -196,10 +197,20 @@ def model_digest(model_dir: Path) -> str:
 def changed_file(model: Path, earlier: Path) -> str | None:
     """Return the name of a tokenizer, template or code file that differs from an earlier copy of the folder, or None.
 
-    Other small files count too, as a tokenizer's own code may read any of them.
+    Other small files count too, as a tokenizer's own code may read any of them. Of generation_config.json only the end
+    tokens count: vLLM ends turns there, and reads nothing else of it.
     """
     then, now = (read_small_files(folder, with_code=True) for folder in (earlier, model))
-    return next((name for name in sorted({*then, *now} - _NOT_READ) if then.get(name) != now.get(name)), None)
+    changed = [name for name in sorted({*then, *now} - _READ_IN_PART) if then.get(name) != now.get(name)]
+    return next(iter(changed), None if _end_tokens(then) == _end_tokens(now) else _GENERATION)
+
+
+def _end_tokens(files: Mapping[str, bytes]) -> set[int]:
+    """Return the end tokens that a folder's files name for generation."""
+    with suppress(ValueError, AttributeError):
+        given = json.loads(files.get(_GENERATION, files.get("config.json", b""))).get("eos_token_id")
+        return {given} if isinstance(given, int) else set(given or ())
+    return set()
 
 
 def weights_digest(model: Path) -> str:
@@ -215,8 +226,8 @@ def _hash_file(path: Path) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()
 
 
-# `model_digest` compares the first, and no process reads the second.
-_NOT_READ = {"config.json", "generation_config.json"}
+_GENERATION = "generation_config.json"
+_READ_IN_PART = {"config.json", _GENERATION}  # `model_digest` compares the first
 
 # Parts of names of matrices without an adapter: no linear layers, or the head.
 _WITHOUT_ADAPTER = ("embed", "lm_head", "wte", "wpe", ".experts.")

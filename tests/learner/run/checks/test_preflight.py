@@ -1,6 +1,7 @@
 """Settings held against the model's own description, before anything starts."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,31 @@ def test_resume_with_another_tokenizer_or_template_is_refused(tmp_path: Path, na
     if content is not None:
         (tmp_path / "model" / name).write_text(content)
     with pytest.raises(SettingsError, match=f"model/{name} is not the file that .*step_4 was trained with. Put the"):
+        check_same_files(tmp_path / "model", start)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "is_refused"),
+    [
+        ({"eos_token_id": [1, 2]}, {"eos_token_id": [2, 1], "temperature": 0.5}, False),
+        ({"eos_token_id": 1}, {"eos_token_id": [1]}, False),
+        ({"eos_token_id": [1, 2]}, {"eos_token_id": 1}, True),
+        ({"eos_token_id": [1, 2]}, {}, True),
+        ({"eos_token_id": [1, 2]}, None, True),
+        ({"eos_token_id": 7}, None, False),  # vLLM takes config.json's then
+    ],
+)
+def test_resume_with_other_end_tokens_of_generation_is_refused(
+    tmp_path: Path, then: dict[str, Any], now: dict[str, Any] | None, is_refused: bool
+) -> None:
+    start = RunStart(tmp_path, Checkpoint(tmp_path / "step_4", 4, 4, "a", ""))
+    for folder, given in ((tmp_path / "model", now), (tmp_path / "step_4" / "model", then)):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text('{"eos_token_id": 7}')
+        if given is not None:
+            (folder / "generation_config.json").write_text(json.dumps(given))
+    refused = pytest.raises(SettingsError, match=r"model/generation_config\.json is not the file that .*step_4 was")
+    with refused if is_refused else nullcontext():
         check_same_files(tmp_path / "model", start)
 
 
