@@ -4,14 +4,17 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 
+from protocol.disk.files import model_files_digest
 from protocol.errors import OperatorError
 from protocol.sandbox.run import Sandbox
 from rewards.answer_format import DEFAULT_TAGS, make_format_scorer
 from rewards.code_tests import CodeScorer
 from rewards.exact_match import score_exact_match
 from rewards.math_answer import make_math_scorer
-from rewards.sample import Scorer
+from rewards.sample import Scorer, ServedScorer
 
 # Programs that run at a time, most of them endless loops. Two new programs per core get half of it beside six of them.
 _MAX_PROGRAMS = min(64, 6 * (os.cpu_count() or 1))
@@ -68,8 +71,19 @@ SCORERS: dict[str, Callable[[ScorerOptions], Scorer]] = {
 }
 
 
-def scorer_named(name: str, options: ScorerOptions | None = None) -> Scorer:
+def scorer_named(name: str, options: ScorerOptions | None = None) -> ServedScorer:
     """Return a bundled scorer. Raises: OperatorError for an unknown name or a wrong option."""
     if name not in SCORERS:
         raise OperatorError(f"rewards: --scorer {name} is not known. Choose one of: {', '.join(sorted(SCORERS))}.")
-    return SCORERS[name](options or ScorerOptions())
+    options = options or ScorerOptions()
+    scorer = SCORERS[name](options)
+    deciding: dict[str, tuple[object, ...]] = {
+        "format": (options.tags,),
+        "code_tests": (options.test_timeout_s,),
+        "reward_model": (options.model_dtype, _model_identity(options.model or "")),
+    }
+    return ServedScorer(scorer, sha256(repr((name, *deciding.get(name, ()))).encode()).hexdigest())
+
+
+def _model_identity(model: str) -> str:
+    return model_files_digest(Path(model)) if Path(model).is_dir() else model

@@ -20,22 +20,11 @@ from typing import Any, TextIO
 from protocol.errors import OperatorError
 from rewards.known_answers import HANGS
 from rewards.processes import Process, ProcessDied, ProcessPool
-from rewards.sample import Sample, Score, Scorer, ScorerFailure
+from rewards.sample import Sample, Score, Scorer, ScorerFailure, ServedScorer
 from rewards.user_function import UserFunction
 
 
-@dataclasses.dataclass(frozen=True)
-class ServedFunction:
-    """A scorer by a user's function."""
-
-    score: Scorer
-    digest: str  # of the function's files
-
-    async def __call__(self, samples: Sequence[Sample]) -> list[Score]:
-        return await self.score(samples)
-
-
-def load_scorer(reference: str, number: int = 1, reads: str = "auto", label_name: str = "") -> ServedFunction:
+def load_scorer(reference: str, number: int = 1, reads: str = "auto", label_name: str = "") -> ServedScorer:
     """Return the scorer of `FILE.py[:NAME]` or `MODULE:NAME`; an async function runs in this process.
 
     number: processes of a sync function. reads, label_name: see UserFunction.
@@ -68,10 +57,10 @@ def load_scorer(reference: str, number: int = 1, reads: str = "auto", label_name
         what = "one user message with the rendered prompt" if decided == "messages" else "the rendered prompt"
         print(f"rewards: {reference} gets {what} as each of its prompts, not the row's messages.", file=sys.stderr)
     if first.greeting["is_async"]:
-        return ServedFunction(UserFunction(reference, decided, label_name).score, first.greeting["digest"])
+        return ServedScorer(UserFunction(reference, decided, label_name).score, first.greeting["digest"])
     # Processes that start later refuse edited code: one service never scores by two versions.
     pool = ProcessPool((module, reference, decided, label_name, first.greeting["digest"]), number, first)
-    return ServedFunction(_pooled_scorer(pool, first.greeting["takes_batch"]), first.greeting["digest"])
+    return ServedScorer(_pooled_scorer(pool, first.greeting["takes_batch"]), first.greeting["digest"])
 
 
 def _pooled_scorer(pool: ProcessPool, takes_batch: bool) -> Scorer:

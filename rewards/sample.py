@@ -73,6 +73,17 @@ class ScorerFailure(Exception):
 Scorer = Callable[[Sequence[Sample]], Awaitable[list[Score]]]
 
 
+@dataclass(frozen=True)
+class ServedScorer:
+    """A scorer that says what decides its scores."""
+
+    score: Scorer
+    digest: str  # of the function's files, or of the bundled scorer's options and model
+
+    async def __call__(self, samples: Sequence[Sample]) -> list[Score]:
+        return await self.score(samples)
+
+
 def make_sample(
     query: str,
     prompt: str | None,

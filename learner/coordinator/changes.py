@@ -12,8 +12,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import HttpUrl
+
 from learner.coordinator.groups.eval_scores import HeldOutSet
+from learner.data.answers import Origin
+from learner.disk.model_folder import weights_digest
 from learner.ledger.ledger import REWARDS_SINCE_STEP, Ledger
+from protocol.errors import OperatorError
+from protocol.node.home import read_cluster
+from protocol.node.small_model_files import read_small_files, small_files_digest
 from protocol.settings.paths import user_files
 from protocol.settings.settings import Settings
 
@@ -56,7 +63,7 @@ def begin_start(
         )
     code |= dict(_served_code(settings))
     for path in ledger.begin_code(code):
-        notices.append(f"{path} was edited since the last start: steps from {from_step} on use it as it is now.")
+        notices.append(f"{path} has changed since the last start: steps from {from_step} on use it as it is now.")
     for notice in notices:
         _log.warning("%s", notice)
     metrics = {f"eval/{name}/since": step for name, step in since.items()}
@@ -65,16 +72,27 @@ def begin_start(
     return StartChanges(metrics, tuple(notices))
 
 
+def answers_origin(settings: Settings, num_samples: int, model: Path) -> Origin:
+    """Return what decides the answers of `sluice generate`: rows of another origin are not mixed with them."""
+    source = settings.rewards.reward_source(settings.rollout.environment)
+    files = read_small_files(model, with_code=settings.policy.trust_remote_code)
+    others = (source, settings.run.seed, num_samples, settings.policy.dtype, dict(_served_code(settings)))
+    return Origin(f"{weights_digest(model)} {small_files_digest(files)}", sampled_by(settings, *others))
+
+
 def _served_code(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield (url, digest of the code behind it) of each endpoint that tells it, as `sluice serve-reward` does."""
-    for endpoint in settings.rewards.endpoints:
-        url, is_tls = endpoint.url, endpoint.url.scheme == "https"
-        connect = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
+    """Yield (url, digest of the scorer behind it) of each reward service that tells it, as Sluice's own do."""
+    urls = [endpoint.url for endpoint in settings.rewards.endpoints]
+    with suppress(OperatorError):  # no cluster: a coordinator without Ray
+        if not urls and not settings.is_of_rows and (own := read_cluster().reward_url):
+            urls = [HttpUrl(own)]
+    for url in urls:
+        connect = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
         connection = connect(str(url.host).strip("[]"), url.port, timeout=_HEALTH_S)
         with suppress(OSError, http.client.HTTPException, ValueError, AttributeError):
             connection.request("GET", "/health")
             if isinstance(digest := json.loads(connection.getresponse().read(_HEALTH_BYTES)).get("code"), str):
-                yield f"The function behind {url}", digest
+                yield f"The scorer behind {url}", digest
         connection.close()
 
 

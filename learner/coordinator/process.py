@@ -5,20 +5,19 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from learner.coordinator.changes import sampled_by
+from learner.coordinator.changes import answers_origin
 from learner.coordinator.coordinator import Coordinator
 from learner.coordinator.groups.eval_scores import HeldOutSet
 from learner.coordinator.groups.prompt_source import claim_prompts
 from learner.coordinator.groups.written_answers import WrittenAnswers
 from learner.coordinator.loop import CoordinatorLoop
 from learner.coordinator.steps.record import RunRecord
-from learner.data.answers import Origin
 from learner.data.prompt_reading import RowName
 from learner.data.prompt_set import load_prompts, open_prompts
 from learner.data.prompts import Prompt
 from learner.data.sft_rows import RowEncoder
 from learner.data.text_decoder import TextDecoder
-from learner.disk.model_folder import read_vocab_size, weights_digest
+from learner.disk.model_folder import read_vocab_size
 from learner.disk.run_folder import LEDGER, TRAIN_INDEX, read_skipped
 from learner.ledger.ledger import Ledger
 from learner.ledger.snapshots import LedgerCopies, run_in_thread
@@ -132,8 +131,7 @@ def _answers(
     """Return the file of answers that the run writes in place of scores, or None."""
     if settings.eval.answers is None or model is None:
         return None
-    source = settings.rewards.reward_source(settings.rollout.environment)
-    origin = Origin(weights_digest(model), sampled_by(settings, source, settings.run.seed, held_out[0].num_samples))
+    origin = answers_origin(settings, held_out[0].num_samples, model)
     return WrittenAnswers(Path(settings.eval.answers), origin, held_out[0], decoder)
 
 

@@ -20,8 +20,8 @@ from protocol.errors import OperatorError
 class Origin(NamedTuple):
     """What decides the samples of a prompt."""
 
-    weights: str  # digest of the model's weight files
-    sampled_by: str  # digest of sampling, environment, rewards and number of samples
+    weights: str  # digests of the model's weights and of its other files
+    sampled_by: str  # digest of dtype, sampling, environment, rewards, scorers and number of samples
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

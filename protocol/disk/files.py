@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from blake3 import blake3
+
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Give the file this content; it is on the disk when this returns. One writer at a time.
@@ -49,6 +51,15 @@ def move_synced(source: Path, target: Path) -> None:
     """
     source.replace(target)
     sync(target.parent)
+
+
+def model_files_digest(folder: Path) -> str:
+    """Return the digest of a model folder's files at its top, equal for copies: weights, configuration, tokenizer."""
+    digest = blake3()
+    kinds = {".json", ".safetensors", ".bin", ".txt", ".model"}
+    for file in sorted(each for each in folder.iterdir() if each.suffix in kinds):
+        digest.update(file.name.encode()).update_mmap(file)
+    return digest.hexdigest()
 
 
 def sync(path: Path) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from blake3 import blake3
 from numpy.typing import NDArray
 from transformers import AutoModel, AutoTokenizer
 
+from protocol.disk.files import model_files_digest
 from protocol.errors import OperatorError
 
 # Texts of one pass. On a CPU larger batches are no faster, and each batch is as slow as its longest text.
@@ -61,13 +61,7 @@ class Encoder:
     def identity(self) -> str:
         """Return the digest of a folder's files, equal for copies; of a hub model its name."""
         folder = Path(self.name)
-        if not folder.is_dir():
-            return self.name
-        digest = blake3()
-        kinds = {".json", ".safetensors", ".bin", ".txt", ".model"}  # with the tokenizer's vocabulary
-        for file in sorted(each for each in folder.iterdir() if each.suffix in kinds):
-            digest.update(file.name.encode()).update_mmap(file)
-        return digest.hexdigest()
+        return model_files_digest(folder) if folder.is_dir() else self.name
 
     def queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return [N, D]."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from transformers import (
 )
 
 from protocol.errors import OperatorError
+from rewards.bundled import ScorerOptions, scorer_named
 from rewards.reward_model import ModelOptions, RewardModel, _batches, make_model_scorer
 from rewards.sample import make_sample
 from tests.fakes.tiny_encoder import word_tokenizer
@@ -159,3 +161,28 @@ def test_long_text_of_an_encoder_keeps_its_first_token(tmp_path: Path, family: s
     model = RewardModel(ModelOptions(str(tmp_path), device="cpu"))
     long, same = model.score(["where " * 40 + "is a town", "where " * 11 + "is a town"])
     assert long == pytest.approx(same, abs=1e-5)
+
+
+def test_digest_of_a_served_scorer_is_of_its_name_options_and_model_whatever_its_place(
+    folder: Path, tmp_path: Path
+) -> None:
+    def digest(name: str, **options: Any) -> str:
+        return scorer_named(name, ScorerOptions(**options)).digest
+
+    copy, other = (Path(shutil.copytree(folder, tmp_path / name)) for name in ("copy", "other"))
+    tensors = load_file(other / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, other / "model.safetensors", {"format": "pt"})
+    same = [
+        digest("reward_model", model=str(folder), model_device="cpu"),
+        digest("reward_model", model=str(copy), model_device="cpu", batch_tokens=64, workers=2),
+    ]
+    others = [
+        digest("reward_model", model=str(other), model_device="cpu"),
+        digest("reward_model", model=str(folder), model_device="cpu", model_dtype="bfloat16"),
+        digest("exact_match"),
+        digest("math_answer"),
+        digest("format"),
+        digest("format", tags="answer"),
+    ]
+    assert same[0] == same[1]
+    assert len({*same, *others}) == 7

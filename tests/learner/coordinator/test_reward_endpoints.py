@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from learner.coordinator.changes import answers_origin
+from protocol.node.home import ClusterState, write_cluster
 from rewards.service import RewardService
 from tests.fakes.http_servers import free_address, serving
 from tests.learner.coordinator.coordinator_script import Script, settings_of
@@ -86,12 +88,12 @@ def test_operator_is_told_once_when_a_file_of_the_users_code_was_edited(tmp_path
     file.write_text("import mine  # edited")
     script = script.resume(0, **sections)
     assert script.coordinator.status().notices == (
-        f"{file} was edited since the last start: steps from 1 on use it as it is now.",
+        f"{file} has changed since the last start: steps from 1 on use it as it is now.",
     )
     assert script.resume(0, **sections).coordinator.status().notices == ()
 
 
-def test_operator_is_told_once_when_the_function_behind_an_endpoint_was_edited(tmp_path: Path) -> None:
+def test_operator_is_told_once_when_the_scorer_behind_an_endpoint_has_changed(tmp_path: Path) -> None:
     scorer: Any = SimpleNamespace(digest="before")
     with serving(RewardService(scorer, "f.py").app()) as address:
         given = scored_by({"name": "mine", "url": f"{address}/score"}, {**EM, "url": f"{free_address()}/none"})
@@ -100,8 +102,46 @@ def test_operator_is_told_once_when_the_function_behind_an_endpoint_was_edited(t
         scorer.digest = "after"
         script = script.resume(0, **given)
         (notice,) = script.coordinator.status().notices
-        assert notice.startswith(f"The function behind {address}/score was edited since the last start")
+        assert notice.startswith(f"The scorer behind {address}/score has changed since the last start")
         assert script.resume(0, **given).coordinator.status().notices == ()
+
+
+def test_operator_is_told_when_the_clusters_own_service_has_another_scorer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
+    own: Any = SimpleNamespace(digest="exact_match")
+    with serving(RewardService(own, "exact_match").app()) as address:
+        parts = dict.fromkeys(("ray_address", "namespace", "node_ip", "retriever_url"), "")
+        files = dict.fromkeys(("token_file", "ray_token_file", "keys_dir"), "")
+        write_cluster(ClusterState(reward_url=f"{address}/", processes=[], **parts, **files))
+        script = Script(tmp_path, settings_of()).resume(0)
+        assert script.coordinator.status().notices == ()
+        own.digest = "math_answer"
+        (notice,) = script.resume(0).coordinator.status().notices
+        assert notice.startswith(f"The scorer behind {address}/ has changed since the last start: steps from 1 on use")
+
+
+def test_answers_of_another_model_dtype_or_scorer_have_another_origin(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "chat_template.jinja").write_text("template")
+    scorer: Any = SimpleNamespace(digest="before")
+    with serving(RewardService(scorer, "f.py").app()) as address:
+        given = scored_by({**EM, "url": f"{address}/em"})
+        first = answers_origin(settings_of(**given), 2, tmp_path)
+        assert answers_origin(settings_of(**given), 2, tmp_path) == first
+        others = [
+            answers_origin(settings_of(**given), 3, tmp_path),
+            answers_origin(settings_of(**given, policy={"dtype": "float32"}), 2, tmp_path),
+        ]
+        scorer.digest = "after"
+        others.append(answers_origin(settings_of(**given), 2, tmp_path))
+    assert len({first.sampled_by, *(other.sampled_by for other in others)}) == 4
+    assert {other.weights for other in others} == {first.weights}
+    for name, content in (("chat_template.jinja", "edited"), ("model.safetensors", "trained")):
+        (tmp_path / name).write_text(content)
+        others.append(answers_origin(settings_of(**given), 2, tmp_path))
+    assert len({other.weights for other in others}) == 3
 
 
 @pytest.mark.parametrize("is_from_step_0", [False, True])
