@@ -58,7 +58,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _claim(given: argparse.Namespace) -> None:
     """Record the command in its folder. Raises: SettingsError when another command made the folder's rounds."""
-    files = [sha256(path.read_bytes()).hexdigest() for path in (given.generate, given.train)]
+    read = [path for path in (given.generate, given.train, Path(given.prompts)) if path.is_file()]
+    files = [sha256(path.read_bytes()).hexdigest() for path in read]
     record = [given.model, given.prompts, given.samples, given.select, given.at_least, *files]
     path, content = given.folder / "iterate.json", json.dumps(record).encode()
     if not path.exists():
@@ -66,8 +67,8 @@ def _claim(given: argparse.Namespace) -> None:
         replace_file(path, content)
     elif path.read_bytes() != content:
         raise SettingsError(
-            f"{given.folder} holds rounds of another command or of other settings: {path}. Give another folder, or "
-            "the command that began this one; only --rounds may change."
+            f"{given.folder} holds rounds of another command, or of other settings or prompts: {path}. Give another "
+            "folder, or the command and the files that began this one; only --rounds may change."
         )
 
 

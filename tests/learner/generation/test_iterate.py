@@ -19,8 +19,18 @@ def test_folder_of_another_command_is_refused(tmp_path: Path, capsys: pytest.Cap
     assert iterate.main(_options(tmp_path)) == iterate.main(_options(tmp_path)) == 0
     assert capsys.readouterr().out == "Model: model\n" * 2
     for changed in ([*_options(tmp_path), "--samples", "3"], _options(tmp_path, seed=2)):
-        with pytest.raises(SettingsError, match=r"rounds holds rounds of another command or of other settings"):
+        with pytest.raises(SettingsError, match=r"rounds holds rounds of another command, or of other settings"):
             iterate.main(changed)
+
+
+def test_folder_of_other_prompts_in_the_same_file_is_refused(tmp_path: Path) -> None:
+    options = _options(tmp_path)
+    options[1] = str(tmp_path / "prompts.jsonl")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    assert iterate.main(options) == iterate.main(options) == 0
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "b"}\n')
+    with pytest.raises(SettingsError, match=r"rounds holds rounds of another command, or of other settings or prompts"):
+        iterate.main(options)
 
 
 def test_selection_that_the_training_cannot_learn_is_refused(tmp_path: Path) -> None:
