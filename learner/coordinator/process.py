@@ -132,7 +132,10 @@ def _answers(
     if settings.eval.answers is None or model is None:
         return None
     origin = answers_origin(settings, held_out[0].num_samples, model)
-    return WrittenAnswers(Path(settings.eval.answers), origin, held_out[0], decoder)
+    rollout = settings.rollout
+    besides = None if rollout.environment == "single_turn" else f"rollout.environment = {rollout.environment}"
+    besides = "rollout.chat_template_kwargs" if rollout.chat_template_kwargs else besides
+    return WrittenAnswers(Path(settings.eval.answers), origin, held_out[0], decoder, besides)
 
 
 def _held_out_sets(settings: Settings) -> list[HeldOutSet]:

@@ -59,6 +59,7 @@ class Answers(_Head, frozen=True, kw_only=True):
 
     prompt: Any  # text or messages
     label: Any = None
+    besides: str | None = None  # setting that gives the model more than the prompt; None: no such setting
     samples: list[Sample]  # fewer than asked for if the prompt failed
     failed: str | None = None  # why samples are missing
 

@@ -130,6 +130,11 @@ def _usable(answers: Answers, selection: Selection, counts: Counter[str]) -> lis
     """Return the samples that a row can hold: a text without its end would be learnt with one."""
     if not selection.as_text:
         return answers.samples
+    if answers.besides is not None:
+        raise OperatorError(
+            f"Row {answers.row} was sampled with {answers.besides}, which a row of text does not hold: the model would "
+            "learn the answers to other prompts. Leave --text out."
+        )
     whole = []
     for sample in answers.samples:
         if len(sample.learnt) > 1 or sample.learnt[-1][1] < len(sample.tokens):

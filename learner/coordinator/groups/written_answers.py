@@ -21,14 +21,20 @@ class WrittenAnswers:
     """The rows that are missing, in their order. Attached as `Evaluations` is."""
 
     def __init__(
-        self, path: Path, origin: Origin, asked: HeldOutSet, decoder: TextDecoder, num_open: int = 4096
+        self,
+        path: Path,
+        origin: Origin,
+        asked: HeldOutSet,
+        decoder: TextDecoder,
+        besides: str | None = None,
+        num_open: int = 4096,
     ) -> None:
-        """num_open: most groups at once, which the coordinator walks at every turn.
+        """besides: as in `Answers`. num_open: most groups at once, which the coordinator walks at every turn.
 
         Raises: OperatorError when the file has lines of another origin or other prompts, or cannot be read.
         """
         self._path, self._origin, self._asked, self._decoder = path, origin, asked, decoder
-        self._num_open = num_open
+        self._besides, self._num_open = besides, num_open
         self._written = rows_of(path, origin, asked.prompts)
         self._rows: dict[str, int] = {}  # name of an open group -> its row
         self._num_failed = 0
@@ -97,6 +103,7 @@ class WrittenAnswers:
             uid=group.prompt.uid,
             prompt=group.prompt.prompt,
             label=group.prompt.label,
+            besides=self._besides,
             samples=[self._sample(group.trajectories[index]) for index in sorted(group.trajectories)],
             failed=None if group.is_ready else group.dead_letter,
             weights=self._origin.weights,

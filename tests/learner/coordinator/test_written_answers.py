@@ -23,7 +23,7 @@ def _begin(folder: Path, asked: Sequence[Prompt], start: str = "first", num_open
     """Return a start of a run that writes two samples of each prompt."""
     (folder / start).mkdir()
     settings = Settings.model_validate(evaluated(1, max_steps=0).model_dump())
-    answers = WrittenAnswers(folder / "out.jsonl", _ORIGIN, HeldOutSet(asked, 2), TextDecoder(), num_open)
+    answers = WrittenAnswers(folder / "out.jsonl", _ORIGIN, HeldOutSet(asked, 2), TextDecoder(), "tools", num_open)
     return Script(folder / start, settings, num_prompts=0, num_held_out=1, answers=answers)
 
 
@@ -36,6 +36,7 @@ def test_a_prompt_that_is_back_is_a_line_with_all_its_samples(tmp_path: Path) ->
     assert waits(script, 1) == "waits for the answers to its prompts: 1/2 are back"
     (line,) = read_answers(tmp_path / "out.jsonl")
     assert (line.row, line.uid, line.prompt, line.label, line.failed) == (0, "h0", "question 0", "answer 0", None)
+    assert line.besides == "tools"
     assert (line.weights, line.sampled_by) == _ORIGIN
     assert [(each.reward, each.learnt, len(each.tokens)) for each in line.samples] == [
         (1.0, [(2, 4)], 4),

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from learner.data.answers import Answers, Sample, append_answers
@@ -129,6 +130,17 @@ def test_conversation_of_several_turns_is_learnt_as_tokens_alone(tmp_path: Path)
     append_answers(path, _answers(0, [_sample(1.0, [1, 2, 3, 4, 5], learnt=[(2, 3), (4, 5)])]))
     assert _select(path)[0]["loss_mask"] == [0, 0, 1, 0, 1]
     with pytest.raises(OperatorError, match=r"Row 0 has a conversation of several turns. Leave --text out\."):
+        _select(path, "--text")
+
+
+def test_answers_to_more_than_the_prompt_are_learnt_as_tokens_alone(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    line = msgspec.structs.replace(_answers(0, [_sample(1.0, [1, 2, 3])]), besides="rollout.environment = tools")
+    append_answers(path, line)
+    assert _ids(_select(path)) == [(0, [3])]
+    with pytest.raises(
+        OperatorError, match=r"Row 0 was sampled with rollout\.environment = tools, .* Leave --text out"
+    ):
         _select(path, "--text")
 
 
