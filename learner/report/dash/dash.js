@@ -3,7 +3,7 @@
 (() => {
   const view = document.getElementById("view"), nav = document.getElementById("nav"), { number } = window.sluicePlots;
   const EVERY_MS = 1000;
-  let address = "", timer = 0;
+  let visit = new AbortController(), timer = 0, isPressed = false;  // visit: of the view that is there; its end stops its requests
 
   // ---- small helpers
   function h(tag, attributes, ...children) {
@@ -30,7 +30,7 @@
     const query = new URLSearchParams();
     for (const [name, value] of Object.entries(values || {}))
       for (const each of Array.isArray(value) ? value : [value]) if (each != null && each !== "") query.append(name, each);
-    const answer = await fetch(`/api/${path}?${query}`);
+    const answer = await fetch(`/api/${path}?${query}`, { signal: visit.signal }).catch(() => { throw new Error("There is no answer: has sluice dash ended?"); });
     if (answer.ok) return answer.json();
     const text = await answer.text();
     let detail = text;
@@ -44,10 +44,21 @@
       h("thead", {}, h("tr", {}, columns.map(([title, , kind]) => cell("th", title, kind)))),
       h("tbody", {}, rows.map(row => {
         const go = open && open(row);
-        const line = h("tr", go ? { tabindex: 0, role: "link", onclick: () => { location.hash = go; }, onkeydown: event => { if (event.key === "Enter" && event.target === line) location.hash = go; } } : {},
+        const line = h("tr", go ? { tabindex: 0, role: "link", "data-key": go, onclick: () => { location.hash = go; }, onkeydown: event => { if (event.key === "Enter" && event.target === line) location.hash = go; } } : {},
           columns.map(([, value, kind]) => cell("td", value(row), kind)));
         return line;
       }))));
+  }
+
+  function redraw(place, ...children) {  // the keyboard and opened parts stay where they were; a click and selected text are not disturbed
+    const selection = getSelection(), { key } = place.contains(document.activeElement) ? document.activeElement.dataset : {};
+    if (isPressed || (!selection.isCollapsed && place.contains(selection.anchorNode))) return;
+    const opened = [...place.querySelectorAll("details[open]")].map(each => each.dataset.key);
+    place.replaceChildren(...children.flat().filter(child => child));
+    for (const each of place.querySelectorAll("[data-key]")) {
+      if (opened.includes(each.dataset.key)) each.open = true;
+      if (key === each.dataset.key) each.focus({ preventScroll: true });
+    }
   }
 
   function bars(rows) {  // [name, count]
@@ -70,16 +81,16 @@
 
   // ---- views: each returns { parts, show, every } ; every: called once a second while the view is there
   async function listOfRuns() {
-    const chosen = new Set(), place = h("div", {});
+    const chosen = new Set(), place = h("div", {}), order = new Map();  // a run keeps its place while the list is there; a new one comes first
     const compare = h("button", { type: "button", disabled: true, onclick: () => { location.hash = link("compare", ...chosen); } }, "compare");
     const every = async () => {
-      const runs = await get("runs");
-      if (place.contains(document.activeElement)) return;  // the keyboard is in the list
-      const box = run => h("input", { type: "checkbox", "aria-label": `compare ${run.name}`, onclick: event => event.stopPropagation(), onchange: event => { chosen[event.target.checked ? "add" : "delete"](run.name); compare.disabled = chosen.size < 2; } });
+      const rank = run => order.get(run.name) ?? -1, runs = (await get("runs")).sort((a, b) => rank(a) - rank(b));
+      runs.forEach((run, i) => order.set(run.name, i));
+      const box = run => h("input", { type: "checkbox", "data-key": `tick ${run.name}`, "aria-label": `compare ${run.name}`, onclick: event => event.stopPropagation(), onchange: event => { chosen[event.target.checked ? "add" : "delete"](run.name); compare.disabled = chosen.size < 2; } });
       const ticked = run => { const made = box(run); made.checked = chosen.has(run.name); return made; };
-      place.replaceChildren(runs.length ? card(table([
-        ["", ticked, ""],
-        ["run", run => h("a", { href: link("run", run.name) }, run.name), ""],
+      redraw(place, runs.length ? card(table([
+        ["", ticked, "tick"],
+        ["run", run => h("a", { "data-key": `name ${run.name}`, href: link("run", run.name) }, run.name), ""],
         ["state", run => h("span", { class: `state ${run.state}` }, run.state), ""],
         ["step", run => run.max_steps == null ? run.step : `${run.step} of ${run.max_steps}`, "number"],
         ["reward", run => short(run.reward), "number"], ["held-out", run => short(run.held_out), "number"],
@@ -96,7 +107,7 @@
     let drawnStep = -1, alarms = -1;
     const every = async () => {
       const live = await get("live", { run });
-      strip.replaceChildren(...liveStrip(run, live));
+      redraw(strip, liveStrip(run, live));
       if (live.summary.step === drawnStep && live.alarms.length === alarms) return;
       [drawnStep, alarms] = [live.summary.step, live.alarms.length];
       const sections = await get("plots", { run });
@@ -113,7 +124,7 @@
     parts.push(h("div", { class: "strip" },
       card(h("small", {}, "progress"), h("div", {}, h("span", { class: `state ${summary.state}` }, summary.state), `, step ${summary.step}${summary.max_steps == null ? "" : ` of ${summary.max_steps}`}, policy version ${short(newest.policy_version)}`),
         h("div", { class: "soft" }, `last write ${ago(summary.changed_at)}`),
-        h("div", {}, h("a", { class: "link", href: `/api/timeline?${new URLSearchParams({ run })}`, download: `${run}.json` }, "timeline for Perfetto")),
+        h("div", {}, h("a", { class: "link", "data-key": "timeline", href: `/api/timeline?${new URLSearchParams({ run })}`, download: `${run}.json` }, "timeline for Perfetto")),
         newest["time/push_pause_s"] == null ? "" : h("div", { class: "soft" }, `newest push: servers paused ${Math.round(1000 * newest["time/push_pause_s"])} ms`)),
       live.states && card(h("small", {}, "prompts by state"), bars(Object.entries(live.states))),
       live.staleness?.length ? card(h("small", {}, "staleness of trained samples (versions)"), bars(live.staleness.map(each => [each.versions, each.samples]))) : "",
@@ -123,17 +134,29 @@
       ["server", each => each.server, ""], ["newest version", each => each.version, "number"], ["tokens/s", each => short(each.tokens_per_s), "number"],
       ["last trajectory", each => ago(each.heard_at), "number wide"], ["of newest 20,000", each => short(each.samples), "number wide"],
     ], live.servers, each => link("run", run, "samples") + `?server=${encodeURIComponent(each.server)}`)));
-    if (live.events?.length) parts.push(h("details", { class: "card more" }, h("summary", {}, `${live.events.length} newest events`), table([["at", each => clock(each.at), ""], ["event", each => each.kind, ""], ["detail", each => each.detail, "wide"]], live.events)));
+    if (live.events?.length) parts.push(h("details", { class: "card more", "data-key": "events" }, h("summary", { "data-key": "summary" }, `${live.events.length} newest events`), table([["at", each => clock(each.at), ""], ["event", each => each.kind, ""], ["detail", each => each.detail, "wide"]], live.events)));
     return parts;
   }
 
   async function steps(run) {
-    const lines = await get("metrics", { run });
-    const columns = ["reward/mean", "reward/std", "policy/loss", "policy/grad_norm", "policy/kl_sampler", "policy/entropy", "data/staleness_mean", "length/mean", "time/wait_s", "time/train_s", "time/push_s"].filter(key => lines.some(line => key in line));
-    return { parts: [card(table([["step", line => line.step, "number"], ...columns.map(key => [key, line => short(line[key]), "number"])], lines.reverse().slice(0, 2000), line => link("run", run, "samples") + `?step=${line.step}`))] };
+    const place = h("div", {});
+    let lines = [];
+    const every = async () => {
+      const last = lines.at(-1), more = await get("metrics", { run, after: last ? last.step - 1 : -1 });
+      if (last && more[0]?.at_s === last.at_s && more.length === 1) return;
+      lines = last && more[0]?.at_s === last.at_s ? [...lines, ...more.slice(1)] : await get("metrics", { run });  // all: a resume repeats steps
+      redraw(place, stepTable(run, lines));
+    };
+    await every();
+    return { parts: [place], every };
   }
 
-  const FIELDS = [["text", "words", "search"], ["step", "step", "number"], ["min_reward", "reward from", "number"], ["max_reward", "to", "number"], ["min_tokens", "tokens from", "number"], ["max_tokens", "to", "number"]];
+  function stepTable(run, lines) {
+    const columns = ["reward/mean", "reward/std", "policy/loss", "policy/grad_norm", "policy/kl_sampler", "policy/entropy", "data/staleness_mean", "length/mean", "time/wait_s", "time/train_s", "time/push_s"].filter(key => lines.some(line => key in line));
+    return card(table([["step", line => line.step, "number"], ...columns.map(key => [key, line => short(line[key]), "number"])], lines.slice(-2000).reverse(), line => link("run", run, "samples") + `?step=${line.step}`));
+  }
+
+  const FIELDS = [["text", "words", "search"], ["server", "server", "text"], ["step", "step", "number"], ["min_reward", "reward from", "number"], ["max_reward", "to", "number"], ["min_tokens", "tokens from", "number"], ["max_tokens", "to", "number"]];
   const CHOICES = [["finish", "ended by", ["", "answer", "stop", "length", "turns", "context", "time"]], ["kind", "kind", ["", "train", "eval"]],
     ["order", "order", ["newest", "oldest", "reward_desc", "reward_asc", "num_model_tokens_desc", "num_model_tokens_asc", "staleness_desc", "staleness_asc"]]];
 
@@ -144,7 +167,9 @@
       FIELDS.map(([name, title, type]) => h("label", {}, title, h("input", { name, type, step: type === "number" && "any", value: values[name] || "" }))),
       CHOICES.map(([name, title, options]) => h("label", {}, title, h("select", { name, onchange: () => form.requestSubmit() }, options.map(option => h("option", { value: option, selected: option === (values[name] || "") }, option.replace("num_model_", "").replace("_", " ") || "any"))))),
       h("button", {}, "filter"), h("button", { type: "button", onclick: () => { location.hash = link("run", run, "samples"); } }, "clear"));
-    const { rows, total, is_more, indexed } = await get("trajectories", { run, ...values, offset, limit });
+    let found;
+    try { found = await get("trajectories", { run, ...values, offset, limit }); } catch (error) { return { parts: [form, problem(error)] }; }
+    const { rows, total, is_more, indexed } = found;
     const pager = h("div", { class: "pager" },
       h("button", { type: "button", disabled: offset === 0, onclick: () => go({ offset: Math.max(0, offset - limit) }) }, "back"),
       h("span", {}, total ? `${(offset + 1).toLocaleString()} to ${(offset + rows.length).toLocaleString()} of ${is_more ? "more than " : ""}${total.toLocaleString()}` : "no trajectory has all this"),
@@ -160,8 +185,8 @@
 
   async function group(run, name) {
     const { prompt, trajectories, failures, waste, recorded } = await get("group", { run, group: name });
-    const ids = new Map(recorded.map(each => [each.sample_index, each.id])), first = trajectories[0]?.started_at ?? prompt?.changed_at ?? 0;
-    const at = seconds => seconds == null ? "" : `+${(seconds - first).toFixed(1)} s`;
+    const ids = new Map(recorded.map(each => [each.sample_index, each.id]));
+    const at = seconds => `+${(seconds - told[0][0]).toFixed(1)} s`;
     const told = [
       ...trajectories.flatMap(each => [[each.started_at, `sample ${each.sample_index} leased to ${each.server}, attempt ${each.attempt}`], [each.finished_at, `sample ${each.sample_index} scored ${short(each.reward)}, ended by ${each.finish}`], [each.received_at, `sample ${each.sample_index} in the queue`]]),
       ...failures.map(each => [each.at, `sample ${each.sample_index} failed on ${each.server}, attempt ${each.attempt}: ${each.boundary}: ${each.detail}`]),
@@ -208,7 +233,7 @@
     const form = h("form", { class: "filters", onsubmit: event => { event.preventDefault(); location.hash = `${link("run", run, "logs")}?text=${encodeURIComponent(form.elements.text.value)}`; } }, h("label", {}, "text", h("input", { name: "text", type: "search", value: text })), h("button", {}, "filter"));
     const every = async () => {
       const entries = await get("logs", { run, text });
-      place.replaceChildren(entries.length ? h("div", { class: "log mono" }, entries.map(each => h("div", {}, h("small", {}, `${each.at} ${each.process}`), each.text))) : "No log of this run has such a line.");
+      redraw(place, entries.length ? h("div", { class: "log mono" }, entries.map(each => h("div", {}, h("small", {}, `${each.at} ${each.process}`), each.text))) : "No log of this run has such a line.");
     };
     await every();
     return { parts: [form, place], show: () => scrollTo(0, document.body.scrollHeight), every };
@@ -228,41 +253,47 @@
 
   // ---- addresses
   const OF_RUN = { "": ["overview", overview], steps: ["steps", steps], samples: ["samples", samples], logs: ["logs", logs], settings: ["settings", settings] };
+  const problem = error => card(h("span", { class: "problem", role: "alert" }, String(error.message)));
+  const lost = h("div", {});  // why the view is not renewed
   async function route() {
-    const mine = address = location.hash, [path, query] = mine.replace(/^#\//, "").split("?");
+    visit.abort();
+    const mine = visit = new AbortController(), [path, query] = location.hash.replace(/^#\//, "").split("?");
     const [kind, ...rest] = path.split("/").map(decodeURIComponent);
     clearTimeout(timer);
     window.sluicePlots.forget();
     const [run, page = "", item] = rest;
     const dark = h("button", { type: "button", class: "right", onclick: () => { document.documentElement.style.colorScheme = isDark() ? "light" : "dark"; route(); } }, isDark() ? "light" : "dark");
     nav.replaceChildren(h("b", {}, h("a", { href: "#/" }, "Sluice")), kind === "run" ? h("b", {}, run) : "", ...(kind === "run" ? Object.entries(OF_RUN).map(([name, [title]]) => h("a", { href: link("run", run, ...(name ? [name] : [])), "aria-current": name === page && "page" }, title)) : []), dark);
+    lost.replaceChildren();
     document.title = `${run ? `${run} · ` : ""}Sluice`;
     try {
       const made = await (kind !== "run" ? kind === "compare" ? compare(...rest) : listOfRuns()
         : page === "group" ? group(run, item) : page === "sample" ? sample(run, item) : OF_RUN[page][1](run, new URLSearchParams(query || "")));
-      if (mine !== address) return;  // another view was asked for meanwhile
+      if (mine !== visit) return;  // another view was asked for meanwhile
       view.replaceChildren(...made.parts.filter(part => part));
       keys = made.keys || null;
       await made.show?.();
       if (made.every) again(mine, made.every);
-    } catch (error) { if (mine === address) view.replaceChildren(card(h("span", { class: "problem", role: "alert" }, String(error.message || error)))); }
+    } catch (error) { if (mine === visit) view.replaceChildren(problem(error)); }
   }
 
   function again(mine, every) {
     timer = setTimeout(async () => {
-      if (mine !== address) return;
-      if (!document.hidden) try { await every(); nav.classList.remove("problem"); } catch { nav.classList.add("problem"); }
-      if (mine === address) again(mine, every);
+      if (!document.hidden) try { await every(); lost.replaceChildren(); } catch (error) { if (mine === visit && lost.textContent !== error.message) lost.replaceChildren(problem(error)); }
+      if (mine === visit) again(mine, every);
     }, EVERY_MS);
   }
 
   let keys = null;
   const isDark = () => (document.documentElement.style.colorScheme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
   addEventListener("hashchange", route);
+  addEventListener("pointerdown", () => { isPressed = true; }, true);
+  for (const end of ["pointerup", "pointercancel", "dragend"]) addEventListener(end, () => setTimeout(() => { isPressed = false; }), true);
   addEventListener("keydown", event => {
     if (/^(INPUT|SELECT)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "/") { const field = view.querySelector("input[type=search]"); if (field) { event.preventDefault(); field.focus(); } }
     if (keys && keys[event.key] != null) location.hash = keys.to(keys[event.key]);
   });
+  nav.after(lost);
   route();
 })();

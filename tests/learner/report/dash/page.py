@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 from learner.report.dash.api import TokenGate, make_dash
 from learner.report.dash.runs import Runs
+from protocol.settings.loader import load_saved_settings, save_settings
 from tests.learner.report.recorded_run import record_run
 
 TOKEN = "a-token-of-the-tests"
@@ -46,3 +47,10 @@ def make_runs(parent: Path) -> Path:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the JSON lines of a file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def set_max_steps(run: Path, number: int) -> None:
+    """Change run.max_steps in a run's settings."""
+    settings = load_saved_settings(run / "settings.yaml")
+    changed = settings.model_copy(update={"run": settings.run.model_copy(update={"max_steps": number})})
+    save_settings(changed, run / "settings.yaml")

@@ -14,8 +14,7 @@ import pytest
 
 from learner.report.dash.runs import Runs
 from protocol.disk.lock import file_lock
-from protocol.settings.loader import load_saved_settings, save_settings
-from tests.learner.report.dash.page import STEPS, Page, make_runs, read_lines
+from tests.learner.report.dash.page import STEPS, Page, make_runs, read_lines, set_max_steps
 from tests.learner.report.recorded_run import record_run
 
 _NOBODY = 65534
@@ -150,12 +149,6 @@ def seconds_of_list(runs: Runs) -> float:
     began = time.process_time()
     assert [run.summary().step for run in runs.all()] == [2_999]
     return time.process_time() - began
-
-
-def set_max_steps(run: Path, number: int) -> None:
-    settings = load_saved_settings(run / "settings.yaml")
-    changed = settings.model_copy(update={"run": settings.run.model_copy(update={"max_steps": number})})
-    save_settings(changed, run / "settings.yaml")
 
 
 def let_pass(folder: Path, seconds: float) -> None:
