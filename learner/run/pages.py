@@ -1,8 +1,9 @@
-"""Receivers of metrics besides the view: health alarms, the report, Weights & Biases and TensorBoard."""
+"""Receivers of metrics besides the view: health alarms, reports, the live page, Weights & Biases and TensorBoard."""
 
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from learner.live.alarms import HealthWatch
 from learner.live.tensorboard_log import TensorboardLog
@@ -11,6 +12,9 @@ from learner.live.wandb_log import WandbLog
 from learner.report.write import write_report
 from learner.run.start import RunStart
 from protocol.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from learner.report.dash.command import PageOfRun
 
 _REPORT_S = 60.0
 
@@ -28,6 +32,7 @@ class MetricsPages:
         self._started_at = time.time()
         self._pages: list[WandbLog | TensorboardLog] = []
         self._report: threading.Thread | None = None
+        self._dash: PageOfRun | None = None
 
     @property
     def closing_lines(self) -> list[str]:
@@ -42,6 +47,11 @@ class MetricsPages:
             self._pages.append(WandbLog(report.wandb_project, self._start.run_id, given, folder))
         if report.tensorboard:
             self._pages.append(TensorboardLog(folder))
+        if report.dash:
+            from learner.report.dash.command import PageOfRun  # imports a web framework
+
+            self._dash = PageOfRun(folder)
+            self._view.message(f"Live page: {self._dash.link}", "INFO")
 
     def record(self, line: dict[str, float]) -> None:
         """Send a line of metrics to the pages, raise its alarms, and write the report after an evaluation."""
@@ -61,7 +71,7 @@ class MetricsPages:
     def close(self) -> None:
         if self._report is not None:
             self._report.join(_REPORT_S)
-        for page in self._pages:
+        for page in (*self._pages, *([self._dash] if self._dash else [])):
             page.close()
 
     def _write_report(self) -> None:

@@ -51,13 +51,19 @@ def serve_app(
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(_SWITCH_S)
+    make_server(BearerGate(app, token) if token is not None else app).run(sockets=sockets)
+
+
+def make_server(app: Any) -> uvicorn.Server:
+    """Return a server of an ASGI application, which `run` starts."""
     # h11 limits a request's head (64 KiB) before its token is checked; httptools does not.
-    config = uvicorn.Config(
-        BearerGate(app, token) if token is not None else app,
-        http="h11",
-        log_level="warning",
-        access_log=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=5,
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http="h11",
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=5,
+        )
     )
-    uvicorn.Server(config).run(sockets=sockets)

@@ -92,6 +92,10 @@ class ReportSettings(Section):
     tensorboard: bool = Field(
         False, description="Event files for TensorBoard in the run folder; needs the package tensorboard."
     )
+    dash: bool = Field(
+        False,
+        description="Live page of the run on 127.0.0.1 until the command ends; its link is printed (sluice dash).",
+    )
     samples_per_step: Count = Field(
         1, description="Trajectories per step in samples.jsonl, and a whole group twenty times a run; 0: none."
     )

@@ -1,9 +1,11 @@
-"""The report is renewed while a run goes."""
+"""The report is renewed while a run goes, and a live page is there when the settings ask for it."""
 
 import io
+import re
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from learner.live.view import LiveView
@@ -25,3 +27,22 @@ def test_report_is_written_after_an_evaluation_of_this_start(
     pages.record({"step": 2, "at_s": time.time() - age_s, key: 0.5})
     pages.close()
     assert (folder / "report.html").exists() == is_written
+
+
+def test_a_live_page_of_the_run_is_behind_the_printed_link_until_the_command_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    settings = record_run(folder, 2)
+    asked = settings.model_copy(update={"report": settings.report.model_copy(update={"dash": True})})
+    shown = io.StringIO()
+    pages = MetricsPages(asked, RunStart(folder, None), LiveView(2, file=shown), tmp_path)
+    pages.open()
+    match = re.search(r"http://127\.0\.0\.1:\d+/\?token=\S+", shown.getvalue())
+    assert match is not None
+    with httpx.Client(follow_redirects=True) as browser:
+        assert browser.get(match[0]).status_code == 200
+        assert [run["step"] for run in browser.get(f"{match[0].partition('?')[0]}api/runs").json()] == [2]
+    assert httpx.get(f"{match[0].partition('?')[0]}api/runs").status_code == 401
+    pages.close()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(match[0])
