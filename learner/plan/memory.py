@@ -99,6 +99,9 @@ def rank_memory(settings: Settings, sizes: Sizes, bucket_bytes: int = 0, *, on_g
     of_head = _logits_bytes(policy, settings) if settings.objective == "distill" else _head_bytes(policy, on_gpus)
     in_pass = activation_bytes(policy, settings) + of_head
     total = trained_memory(policy, dtype, stage, learner.num_ranks, learner.offload, in_pass) + push
+    zero = learner.deepspeed.get("zero_optimization") or {}
+    if stage == 3 and (num_sharers := zero.get("zero_hpz_partition_size", 1)) > 1:  # each node has all weights again
+        total += Memory((policy.parameters + policy.adapters) * BYTES[dtype] // num_sharers)
     if needs_critic(settings):
         critic, (asked, offload) = sizes.critic or _without_adapters(policy), critic_zero(settings)
         in_pass = activation_bytes(critic, settings)
@@ -122,16 +125,17 @@ def loading_bytes(settings: Settings, sizes: Sizes) -> int:
     return max(model.parameters for model in models) * BYTES[settings.policy.dtype]
 
 
-def push_bytes(settings: Settings, size: ModelSize, bucket_bytes: int) -> int:
-    """Return what a push adds to each of a server's GPUs.
+def push_bytes(settings: Settings, size: ModelSize, bucket_bytes: int, *, on_gpus: bool) -> int:
+    """Return what a push adds to each of a server's GPUs, or to its CPUs' memory.
 
     vLLM makes a second copy of the layer that it loads, and keeps what came of the layer until all of it has come:
-    views of up to two buckets, and the experts' shards. bucket_bytes: 0 where buckets are in the host's memory.
+    views of up to two buckets, or the experts' shards. For a CPU it then packs the experts, which is a third copy.
+    bucket_bytes: 0 where buckets are in the host's memory.
     """
     width, num_workers = BYTES[settings.policy.dtype], settings.rollout.tensor_parallel_size
     largest, experts = width * size.largest_weight, width * 3 * size.stacked_experts // 2
     of_largest = max(bucket_bytes, largest if bucket_bytes else 0) + largest // num_workers
-    return max(of_largest, 2 * bucket_bytes + 2 * experts // num_workers)
+    return max(of_largest, 2 * bucket_bytes, bucket_bytes + (2 if on_gpus else 3) * experts // num_workers)
 
 
 def trained_memory(

@@ -6,12 +6,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 _UV = Path(sys.executable).with_name("uv")
 # What uv says where there is nobody to ask, or where a mirror has a part of the packages alone.
 _NOBODY_ANSWERS = ("not found in the package registry", "network", "connect", "timed out", "fetch", "dns", "sending")
 _LIMIT_S = 120.0
+
+
+def test_the_cuda_lock_takes_no_build_of_torch_for_cpus() -> None:
+    lines = [line.partition(" ")[0] for line in (ROOT / "requirements-gpu.lock").read_text().splitlines()]
+    (torch,) = [Requirement(line) for line in lines if line.startswith("torch=")]
+    version = next(iter(torch.specifier)).version
+    assert version in torch.specifier
+    assert f"{version}+cpu" not in torch.specifier  # a folder of wheels or another index may have it
 
 
 @pytest.mark.skipif(not _UV.exists(), reason="set-up left no uv here")

@@ -23,7 +23,7 @@ from vllm.platforms import current_platform
 from protocol.weights.wire import Bucket, stacked_view
 
 # It warns of a tied head at every push. `Reload.finish` names what a push lacks.
-logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+_WARNS = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
 
 
 class Reload:
@@ -35,6 +35,7 @@ class Reload:
     def __init__(self, model: Any, model_config: Any) -> None:
         self._model, self._model_config = model, model_config
         self._loaded: set[str] = set()
+        _WARNS.setLevel(logging.ERROR)  # here: an engine's start configures all of vLLM's logs again
         # The names are read before and after: a quantised layer has other parameters while it is reloaded, and a tied
         # parameter is sent under its first name only.
         names = {name for name, _ in model.named_parameters()}

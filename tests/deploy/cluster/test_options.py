@@ -270,3 +270,20 @@ def test_number_of_threads_that_the_user_set_reaches_the_services(
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     record = Service("echo", "", ("bash", "-c", "echo $OMP_NUM_THREADS"), "", tmp_path).launch(home)
     assert any(Path(record.log).read_text() == "7\n" for _ in until(10.0, poll_s=0.01))
+
+
+@pytest.mark.parametrize(
+    ("is_bundled", "for_services", "seen"),
+    [(True, None, ""), (True, "3", "3"), (False, None, "0,1"), (False, "3", "0,1")],
+)
+def test_a_bundled_service_sees_only_the_gpus_that_are_set_aside_for_it(
+    tmp_path: Path, is_bundled: bool, for_services: str | None, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    home.logs.mkdir()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    if for_services is not None:
+        monkeypatch.setenv("SLUICE_SERVICE_GPUS", for_services)
+    command = ("bash", "-c", "echo [$CUDA_VISIBLE_DEVICES]")
+    record = Service("echo", "", command, "", tmp_path, is_bundled=is_bundled).launch(home)
+    assert any(Path(record.log).read_text() == f"[{seen}]\n" for _ in until(10.0, poll_s=0.01))

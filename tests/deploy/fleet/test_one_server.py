@@ -2,9 +2,12 @@
 
 import asyncio
 import gc
+import os
 from math import inf
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
@@ -36,6 +39,30 @@ def test_start_exempts_memory_from_garbage_collection_once(monkeypatch: pytest.M
         assert gc.get_freeze_count() <= num_frozen  # fewer where another thread has released some
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize(("cards", "expected"), [([0], "=eth7"), ([], None)])
+def test_workers_of_vllm_meet_on_the_interface_that_reaches_the_node(
+    cards: list[int], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment: dict[str, str] = {}
+    seen: list[str | None] = []
+
+    class Starting:
+        async def start(self, files: object) -> dict[str, Any]:
+            seen.append(environment.get("NCCL_SOCKET_IFNAME"))  # vLLM's workers get what is set now
+            return {}
+
+    monkeypatch.setattr(f"{__name__}.Starting", Starting, raising=False)
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: cards)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.9.8.7")
+    monkeypatch.setattr("protocol.addresses.own_address_toward", lambda host: host)
+    interfaces = {name: [SimpleNamespace(address=ip)] for name, ip in (("docker0", "172.17.0.1"), ("eth7", "10.9.8.7"))}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 1)
+    asyncio.run(host_class(f"{__name__}:Starting")().start())
+    assert seen == [expected]
 
 
 def test_server_names_its_cards_in_one_order_after_every_restart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,12 @@ found to FOLDER/resumed_WORLD_SIZE.pt. Ranks are forked from this process, which
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -42,6 +44,23 @@ STAGES: tuple[Literal[0, 1, 2, 3], ...] = (0, 2, 3)
 SHARD_BYTES = 200_000
 
 
+@contextmanager
+def whole_weights_moved() -> Iterator[list[int]]:
+    """Return a list of how many weights each `Module.to` inside the block moved, without those that ZeRO 3 has divided.
+
+    On a CPU such a call does nothing; on a GPU it puts them all on the card.
+    """
+    moved: list[int] = []
+    move = torch.nn.Module.to
+
+    def counted(module: torch.nn.Module, *args: Any, **options: Any) -> torch.nn.Module:
+        moved.append(sum(parameter.numel() for parameter in module.parameters()))
+        return move(module, *args, **options)
+
+    with patch.object(torch.nn.Module, "to", counted):
+        yield moved
+
+
 class Rank:
     """What one rank does with one ZeRO stage."""
 
@@ -49,7 +68,8 @@ class Rank:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.stage, self.folder = zero_stage, folder
         self.settings = settings(model, zero_stage)
-        self.policy = PolicyEngine(self.settings)
+        with whole_weights_moved() as self.moved:
+            self.policy = PolicyEngine(self.settings)
 
     def step(self, samples: list[LearnerSample], micro_batch_tokens: int, loss_function: Loss = loss) -> StepResult:
         plan = plan_step([len(s.tokens) for s in samples], self.world_size, micro_batch_tokens)[self.rank]
@@ -78,7 +98,7 @@ class Rank:
 
     def run(self) -> dict[str, object]:
         samples = trajectories()
-        found: dict[str, object] = {}
+        found: dict[str, object] = {"moved": self.moved}
         probe = make_micro_batch(samples[:3])
         found["logprobs"] = self.policy.logprobs(probe)
         found["loads_before_the_first_step"] = self.saves_and_loads()
@@ -110,9 +130,22 @@ class Rank:
         found["refused_state"] = self.load_what_does_not_fit(state)
         found["reference"] = self.refer(found["logprobs"], probe)
         found["sft"] = self.fine_tune(samples)
+        if self.stage == 3:
+            found["within_nodes"] = self.gather_within_nodes(samples)
         if self.world_size == 2:  # one rank alone was there before
             found["resumed_from_1"] = self.resume(written_by=1)
         return found
+
+    def gather_within_nodes(self, samples: list[LearnerSample]) -> tuple[dict[str, Tensor], int]:
+        """Return the weights after a first step, and how many of them this rank holds for its node."""
+        node = Rank.__new__(Rank)
+        vars(node).update(vars(self))
+        zero = {"zero_hpz_partition_size": self.world_size}
+        node.policy = PolicyEngine(replace(self.settings, deepspeed={"zero_optimization": zero}))
+        node.step(samples, micro_batch_tokens=50)
+        weights = node.weights()
+        kept = [getattr(parameter, "ds_secondary_tensor", None) for _, parameter in node.policy.weights()]
+        return weights, sum(part.numel() for part in kept if part is not None)
 
     def refer(self, first: Any, probe: MicroBatch) -> tuple[list[float], float]:
         """Return a reference's largest differences from the policy, and the share of it that this rank holds.

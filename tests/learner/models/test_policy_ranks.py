@@ -14,7 +14,7 @@ from tests.fakes.model_digest import digest_of_folder
 from tests.fakes.tiny_models import make_tiny_model
 from tests.fakes.warm_process import run_warm
 from tests.learner.models import policy_ranks
-from tests.learner.models.small_policy import flat, trajectories
+from tests.learner.models.small_policy import flat, same, trajectories
 
 pytestmark = [pytest.mark.stack, pytest.mark.ranks]
 STAGES = (0, 2, 3)
@@ -68,6 +68,19 @@ def plain_gradient(folder: Path) -> torch.Tensor:
         (-(ratio * sample.advantage).sum() / sum(int(s.loss_mask.sum()) for s in samples)).backward()
     gradient = flat({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
     return gradient / max(1.0, float(gradient.norm()))
+
+
+@pytest.mark.parametrize("world_size", policy_ranks.TRAINING)
+def test_a_start_in_stage_3_never_moves_the_whole_model_to_a_card(found: Found, world_size: int) -> None:
+    assert sum(found[world_size][3]["moved"]) == 0
+    # The others hold it whole anyway: the count sees it.
+    assert sum(found[world_size][2]["moved"]) >= sum(w.numel() for w in found[world_size][2]["weights"].values())
+
+
+def test_weights_gathered_within_a_node_train_as_those_of_all_nodes(found: Found) -> None:
+    weights, num_kept = found[2][3]["within_nodes"]
+    assert same(weights, found[2][3]["weights"])
+    assert num_kept == sum(weight.numel() for weight in weights.values()) / 2  # what a plan counts
 
 
 @pytest.mark.parametrize(("world_size", "stage"), CASES)

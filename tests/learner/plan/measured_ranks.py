@@ -36,6 +36,9 @@ CASES: dict[str, dict[str, Any]] = {
     "0.5B ZeRO 0, float32": {"policy": {"dtype": "float32"}},
     "0.5B ZeRO 2": {"learner": {"zero_stage": 2, "num_ranks": 2}},
     "0.5B ZeRO 3": {"learner": {"zero_stage": 3, "num_ranks": 2}},
+    "0.5B ZeRO 3, hpZ": {
+        "learner": {"zero_stage": 3, "num_ranks": 2, "deepspeed": {"zero_optimization": {"zero_hpz_partition_size": 2}}}
+    },
     "0.5B ZeRO 2, offload": {"learner": {"zero_stage": 2, "offload": "optimizer", "num_ranks": 2}},
     "0.5B ZeRO 3, offload all": {"learner": {"zero_stage": 3, "offload": "all", "num_ranks": 2}},
     "0.5B LoRA": {"policy": _LORA},

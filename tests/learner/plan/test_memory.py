@@ -192,7 +192,23 @@ def test_a_push_adds_what_a_real_engine_allocated_while_it_loaded(
     shape = {"num_hidden_layers": 2, "num_attention_heads": 14, "vocab_size": 151936}
     size = size_of_shape(1, {**shape, "hidden_size": hidden_size, "intermediate_size": intermediate_size})
     settings = Settings.model_validate({"policy": {"dtype": "bfloat16"}})
-    assert push_bytes(settings, size, 16 << 20) == pytest.approx(allocated, rel=0.05)
+    assert push_bytes(settings, size, 16 << 20, on_gpus=True) == pytest.approx(allocated, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "hidden_size", "of_expert", "allocated", "on_cpus"),
+    [(64, 1024, 256, 217.7e6, 318.4e6), (64, 1024, 768, 620.4e6, 922.4e6), (16, 2048, 1024, 415.3e6, 616.7e6)],
+)
+def test_a_push_of_a_mixture_adds_what_a_real_engine_allocated_while_it_loaded(
+    num_experts: int, hidden_size: int, of_expert: int, allocated: float, on_cpus: float
+) -> None:
+    """allocated, on_cpus: the peaks of tests.learner.plan.measured_push as on a GPU, and where experts are packed."""
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 8, "intermediate_size": 512, "vocab_size": 4096}
+    mixture = {"num_experts": num_experts, "num_experts_per_tok": 4, "moe_intermediate_size": of_expert}
+    size = size_of_shape(1, {**shape, **mixture, "hidden_size": hidden_size})
+    settings = Settings.model_validate({"policy": {"dtype": "bfloat16"}})
+    assert push_bytes(settings, size, 16 << 20, on_gpus=True) == pytest.approx(allocated, rel=0.02)
+    assert push_bytes(settings, size, 16 << 20, on_gpus=False) == pytest.approx(on_cpus, rel=0.02)
 
 
 @pytest.mark.parametrize(

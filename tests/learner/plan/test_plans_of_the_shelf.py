@@ -44,6 +44,15 @@ def test_the_table_in_a_plans_first_lines_is_the_one_that_is_drawn(name: str) ->
     assert told[1:] == node_rows(plan_of(name))
 
 
+@pytest.mark.parametrize("name", ["70b_4_nodes", "70b_8_nodes"])
+def test_weights_gathered_within_a_node_are_counted_as_the_plan_says(name: str) -> None:
+    text = (SHELF / f"{name}.yaml").read_text()
+    asked = '{"zero_optimization": {"zero_hpz_partition_size": 8}}'
+    assert "learner.deepspeed: {zero_optimization: {zero_hpz_partition_size: 8}}" in text
+    more = plan_of(name, "--learner.deepspeed", asked).ranks.memory_bytes - plan_of(name).ranks.memory_bytes
+    assert f"{more / 1e9:.1f} GB more on each GPU" in text
+
+
 _PPO_WITH_KL = ["--learner.recipe", "ppo", "--kl.coefficient", "0.05", "--learner.offload", "optimizer"]
 
 

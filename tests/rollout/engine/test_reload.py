@@ -82,12 +82,16 @@ def _buckets(value: float, *names: str) -> list[Any]:
 
 
 def test_each_push_replaces_packed_and_tied_weights_and_views_in_place(receiver: Any) -> None:
+    from vllm.config.logging import LoggingConfig
+    from vllm.logger import configure_logging
+
+    configure_logging(LoggingConfig())  # as each engine does at its start
     log = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
-    assert log.getEffectiveLevel() > logging.WARNING  # vLLM warns of a tied head at every push
     embedding = receiver.model.embedding.weight
     for value in (1.0, 2.0, 3.0):
         receiver.load_received(_buckets(value, *NAMES))
         assert receiver.model.held() == [value] * 5
+        assert log.getEffectiveLevel() > logging.WARNING  # vLLM warns of a tied head at every push
         assert receiver.model.embedding.weight is receiver.model.head.weight is embedding
 
 
