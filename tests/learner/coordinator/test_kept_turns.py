@@ -207,6 +207,12 @@ def test_turns_that_cannot_be_trained_fail_their_sample_at_once(
     assert script.rows("SELECT boundary FROM failures") == [("trajectory",)]
 
 
+def test_turns_of_an_older_version_than_the_learners_are_kept(script: Script) -> None:
+    script.train(1)
+    lease = first_lease(script, version=1)
+    assert tell(script, "s1", part_of(lease, 1, version=0)).is_yours
+
+
 def test_a_conversation_longer_than_the_settings_allow_is_not_kept(tmp_path: Path) -> None:
     script = Script(tmp_path, settings_of(rollout={"group_size": 2, "max_response_tokens": 4, "max_context_tokens": 5}))
     assert not tell(script, "s1", part_of(first_lease(script), 1)).is_yours

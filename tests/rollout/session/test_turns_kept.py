@@ -1,6 +1,7 @@
 """Turns of samples in flight that a session sends, and samples that it resumes from another server."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -229,16 +230,16 @@ async def test_lease_with_inconsistent_arrays_is_ignored() -> None:
         assert playing.session.failures.totals == {"coordinator": 1}
 
 
-async def test_simultaneous_turns_share_a_message(monkeypatch: Any) -> None:
-    monkeypatch.setattr(turns_to_keep, "_BUNDLE_S", 1.0)
-    async with playing_session(searching(1), Search, Library().resources(), max_turns=9) as playing:
-        playing.coordinator.lease("g", num_samples=8)
-        told = 0
-        num_messages = 0
-        while told < 8:
-            told += len((await playing.coordinator.next(m.TurnsDone)).parts)
-            num_messages += 1
-    assert num_messages < 8
+async def test_turns_that_finish_within_20_ms_share_a_message() -> None:
+    wakes: list[list[int]] = []  # number of parts in each message that is due at a wake
+    shared, keepers = _keeping(3, lambda: wakes.append(_num_parts(shared)))
+    for keeper, transcript in keepers:
+        _play(transcript, 1)
+        keeper.on_turn_finished(transcript, GuardedEnvironment(Search, Resources(9), 10.0))
+        assert _num_parts(shared) == []
+    await until(lambda: bool(wakes))
+    await asyncio.sleep(2 * turns_to_keep._BUNDLE_S)
+    assert wakes == [[3]]
 
 
 class Overpaid:
@@ -282,12 +283,19 @@ async def test_turns_beyond_the_limit_of_a_lease_are_not_kept(monkeypatch: Any) 
     assert not any(isinstance(message, m.TurnsDone) for message in told)
 
 
-def _keeping(num_samples: int) -> tuple[TurnsToKeep, list[tuple[Keeper, Transcript]]]:
+def _keeping(
+    num_samples: int, wake: Callable[[], None] = lambda: None
+) -> tuple[TurnsToKeep, list[tuple[Keeper, Transcript]]]:
     """Return the kept turns of a session with these samples, each with its transcript of a prompt."""
-    shared = TurnsToKeep(make_spec(), Clock(), lambda: None, lambda group, index, attempt: None)
+    shared = TurnsToKeep(make_spec(), Clock(), wake, lambda group, index, attempt: None)
     samples = [SampleTask("g", index, 1, 1, "train", 7, Task("a", None, {})) for index in range(num_samples)]
     keepers = [keeper for sample in samples if (keeper := shared.on_start(sample)) is not None]
     return shared, [(keeper, Transcript.begin([65])) for keeper in keepers]
+
+
+def _num_parts(shared: TurnsToKeep) -> list[int]:
+    """Return the number of parts in each message that is due now."""
+    return [len(message.parts) for message, _ in shared.due_messages() if isinstance(message, m.TurnsDone)]
 
 
 def _play(transcript: Transcript, num_turns: int) -> None:
@@ -315,6 +323,4 @@ async def test_message_of_turns_has_at_most_8192_turns_and_spans() -> None:
         _play(transcript, 3000)
         keeper.on_turn_finished(transcript, GuardedEnvironment(Search, Resources(9), 10.0))
     await until(lambda: not shared._is_bundling)
-    messages = [message for message, _ in shared.due_messages()]
-
-    assert [len(message.parts) for message in messages if isinstance(message, m.TurnsDone)] == [2, 1]
+    assert _num_parts(shared) == [2, 1]
