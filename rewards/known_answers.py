@@ -137,12 +137,8 @@ def compares_samples(function: Callable[..., Any], reads: str) -> bool:
         columns = dict.fromkeys(required, label)
         known = [_sample(form.format(answer), label, columns) for form in _TRL_FORMS[3:5] for answer in ("2", "3")]
         with contextlib.suppress(Exception, SystemExit):  # labels of another form
-            alone = [_rewards(function, [each], reads)[0] for each in known]
-            if (
-                alone
-                == [_rewards(function, [each], reads)[0] for each in known]
-                != list(_rewards(function, known, reads))
-            ):
+            alone, again = ([_rewards(function, [each], reads)[0] for each in known] for _ in range(2))
+            if alone == again and alone != list(_rewards(function, known, reads)):
                 return True
             if len(set(alone)) > 1:
                 return False

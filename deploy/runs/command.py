@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.cluster.known import connect_environment, is_ray_healthy, known_cluster
-from learner.disk.run_folder import MetricsReader
+from learner.disk.run_folder import SETTINGS, MetricsReader
 from protocol.errors import OperatorError
 from protocol.node.current_run import current_run, logs_of_runs
 from protocol.settings.loader import read_yaml
@@ -26,7 +26,6 @@ _TAIL_LINES = 40
 _POLL_S = 0.5
 _FREE_S = 20.0  # the processes of an ended command end a moment later
 _ANSWER_S = 10.0
-_SETTINGS, _METRICS = "settings.yaml", "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,8 @@ def is_running(name: str) -> bool:
 
 def step_of(folder: Path) -> str:
     """Return the last step in a run folder and the number of steps, such as "12 of 60"."""
-    lines = MetricsReader(folder / _METRICS).new_lines()
-    settings = read_yaml(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
+    lines = MetricsReader(folder / "metrics.jsonl").new_lines()
+    settings = read_yaml(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     total = settings.get("run", {}).get("max_steps", "?")
     return f"{max(int(line['step']) for line in lines)} of {total}" if lines else f"0 of {total}"
 

@@ -25,11 +25,11 @@ from learner.algorithms.own_algorithm import check_result_shape, load_own
 from protocol.settings.learner import RECIPES, LearnerSettings
 
 ADVANTAGES: dict[str, Advantage] = {
-    "grpo": Advantage(of_groups=grpo_advantages, min_group=2),
-    "dr_grpo": Advantage(of_groups=dr_grpo_advantages, min_group=2),
-    "rloo": Advantage(of_groups=rloo_advantages, min_group=2),
-    "opo": Advantage(of_groups=opo_advantages, min_group=2),
-    "reinforce_pp_baseline": Advantage(of_groups=reinforce_pp_baseline_advantages, is_whitened=True, min_group=2),
+    "grpo": Advantage(of_groups=grpo_advantages),
+    "dr_grpo": Advantage(of_groups=dr_grpo_advantages),
+    "rloo": Advantage(of_groups=rloo_advantages),
+    "opo": Advantage(of_groups=opo_advantages),
+    "reinforce_pp_baseline": Advantage(of_groups=reinforce_pp_baseline_advantages, is_whitened=True),
     "reinforce_pp": Advantage(of_tokens=reinforce_pp_advantages, is_whitened=True),
     "gae": Advantage(of_tokens=gae_advantages, needs_critic=True, is_whitened=True),
 }

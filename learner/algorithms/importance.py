@@ -30,8 +30,8 @@ def trajectory_means(values: Tensor, counts: Sequence[int]) -> Tensor:
 class Band:
     """Bounds of an importance weight."""
 
-    low: float  # weights below it are cut (icepop alone)
-    high: float  # weights above it are cut
+    low: float  # smaller weights are masked; not used by `keep_truncated`
+    high: float  # larger weights are truncated to it, or masked
 
 
 @dataclass(frozen=True)

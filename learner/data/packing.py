@@ -15,8 +15,8 @@ def plan_step(lengths: Sequence[int], num_ranks: int, micro_batch_tokens: int) -
 
     First-fit decreasing into bins of micro_batch_tokens; a longer trajectory has a micro-batch of its own. The number
     of bins is raised to a multiple of num_ranks by splitting the costliest: with unequal numbers, a rank would enter a
-    collective that the others never join. Micro-batches are empty only when there
-    are fewer trajectories than micro-batches.
+    collective that the others never join. Micro-batches are empty only when there are fewer trajectories than
+    micro-batches.
 
     Example: lengths 5, 4, 3, 2 on two ranks with 8 tokens give [[[0, 2]], [[1, 3]]].
     Raises: ValueError when num_ranks or micro_batch_tokens is below 1.
@@ -64,8 +64,11 @@ def _split_until_divisible(bins: list[list[int]], costs: Sequence[float], num_ra
         widest = heappop(costliest)[2]
         bins.remove(widest)
         halves: tuple[list[int], list[int]] = ([], [])
+        work = [0.0, 0.0]
         for index in widest:  # decreasing lengths: the lighter half takes the next
-            min(halves, key=lambda half: sum(costs[i] for i in half)).append(index)
+            lighter = int(work[1] < work[0])
+            halves[lighter].append(index)
+            work[lighter] += costs[index]
         for half in halves:
             bins.append(half)
             number += 1

@@ -16,6 +16,17 @@ from protocol.settings.data import DataEntry, DataSettings
 from protocol.wire.codec import Limits
 from protocol.wire.messages import Columns, Text, Turns
 
+UID_BYTES = 10
+HASH_BYTES = 8  # of `Prompt.row_hash`
+# A lease is one header of at most protocol.wire.codec.Limits.header_bytes; 64 KiB are reserved for its other fields.
+MAX_ROW_BYTES = Limits().header_bytes - (1 << 16)
+_CONTAINERS = (dict, list, tuple)
+# Columns of multimodal rows, and the placeholder in the prompt.
+_NOT_TEXT = {"images": "<image>", "videos": "<video>", "audios": "<audio>"}
+_MAX_DEPTH = 32
+_row_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_row_decoder = msgspec.msgpack.Decoder(tuple[Text | Turns, Any, Columns])
+_encode = json.JSONEncoder(sort_keys=True, check_circular=False, default=str).encode
 _PREFIX = {"train": "e", "eval": "eval-"}
 _WRITTEN = re.compile(r"(?P<prefix>e|eval-)(?P<number>\d+)-(?P<uid>.+)", re.DOTALL)
 
@@ -39,11 +50,6 @@ class GroupName(NamedTuple):
         return cls("train" if found["prefix"] == "e" else "eval", int(found["number"]), found["uid"])
 
 
-UID_BYTES = 10
-HASH_BYTES = 8  # of `Prompt.row_hash`
-_encode = json.JSONEncoder(sort_keys=True, check_circular=False, default=str).encode
-
-
 def make_uid(name: str, number: int, prompt: Any, label: Any) -> str:
     """Return the uid of a row: a hash of a JSON text of file name, line or row number (from 1), prompt and label.
 
@@ -51,16 +57,6 @@ def make_uid(name: str, number: int, prompt: Any, label: Any) -> str:
     """
     text = _encode([name, number, prompt, label])
     return sha256(text.encode()).hexdigest()[: 2 * UID_BYTES]
-
-
-# A lease is one header of at most protocol.wire.codec.Limits.header_bytes; 64 KiB are reserved for its other fields.
-MAX_ROW_BYTES = Limits().header_bytes - (1 << 16)
-_CONTAINERS = (dict, list, tuple)
-# Columns of multimodal rows, and the placeholder in the prompt.
-_NOT_TEXT = {"images": "<image>", "videos": "<video>", "audios": "<audio>"}
-_MAX_DEPTH = 32
-_row_encoder = msgspec.msgpack.Encoder(order="deterministic")
-_row_decoder = msgspec.msgpack.Decoder(tuple[Text | Turns, Any, Columns])
 
 
 class UnsendableRowError(Exception):
@@ -137,6 +133,29 @@ class PromptShape:
                 "fix the row."
             )
         return str(value)
+
+
+def shape_of(data: DataSettings, entry: DataEntry) -> PromptShape:
+    """Return the shape of an entry's rows. Fields that the entry does not set come from the data section."""
+    template = entry.template if entry.template is not None else data.template
+    return PromptShape(
+        prompt_key=entry.prompt_key or data.prompt_key,
+        label_key=entry.label_key or data.label_key,
+        label_required=data.label_required,
+        template=tuple(parse_template(template)) if template is not None else (),
+        system_prompt=data.system_prompt,
+        is_chat=data.apply_chat_template,
+        is_whole_row=data.form != "prompts",
+    )
+
+
+def is_prompt(prompt: Any) -> bool:
+    """Return whether this is text, or a list of chat messages with role and content."""
+    if isinstance(prompt, str):
+        return bool(prompt)
+    if not isinstance(prompt, list) or not prompt:
+        return False
+    return all(isinstance(turn, dict) and "role" in turn and "content" in turn for turn in prompt)
 
 
 def make_prompt(row: Row, file: str, name: str, shape: PromptShape) -> Prompt:
@@ -241,26 +260,3 @@ def _with_texts(prompt: list[dict[str, Any]], where: str) -> list[dict[str, Any]
         return with_texts(prompt)
     except ContentError as error:
         raise SettingsError(f"data: {where}: {error}. Fix the row.") from None
-
-
-def shape_of(data: DataSettings, entry: DataEntry) -> PromptShape:
-    """Return the shape of an entry's rows. Fields that the entry does not set come from the data section."""
-    template = entry.template if entry.template is not None else data.template
-    return PromptShape(
-        prompt_key=entry.prompt_key or data.prompt_key,
-        label_key=entry.label_key or data.label_key,
-        label_required=data.label_required,
-        template=tuple(parse_template(template)) if template is not None else (),
-        system_prompt=data.system_prompt,
-        is_chat=data.apply_chat_template,
-        is_whole_row=data.form != "prompts",
-    )
-
-
-def is_prompt(prompt: Any) -> bool:
-    """Return whether this is text, or a list of chat messages with role and content."""
-    if isinstance(prompt, str):
-        return bool(prompt)
-    if not isinstance(prompt, list) or not prompt:
-        return False
-    return all(isinstance(turn, dict) and "role" in turn and "content" in turn for turn in prompt)

@@ -25,6 +25,7 @@ class SharedDevice:
         self._is_learning = True
 
     def learn(self) -> float:
+        """Give the device to the rank, and return the seconds that this took. Collective."""
         if self._is_learning:
             return 0.0
         started = time.monotonic()
@@ -38,6 +39,7 @@ class SharedDevice:
         return time.monotonic() - started
 
     def generate(self) -> None:
+        """Give the device to the servers. Collective."""
         if self._is_learning:
             self._models.park()
             self._meet()

@@ -1,5 +1,6 @@
 """Model FLOPs utilisation of a step: the FLOPs that training needs at least, over what the devices could have done."""
 
+import re
 from collections.abc import Callable
 from math import prod
 
@@ -9,18 +10,20 @@ from learner.models.policy import PolicyEngine
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch
 
-# Part of a device's name -> its dense bfloat16 FLOPs per second, from the maker's data sheet. The first match counts.
+# Words of a device's name -> its dense bfloat16 FLOPs per second, from the maker's data sheet. The first match counts.
 _PEAKS = {
     "B200": 2250e12,
-    "H200": 989e12,
+    "H200 NVL": 835e12,
+    "G?H200": 989e12,
     "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "A100": 312e12,
     "L40S": 362e12,
     "L40": 181e12,
     "A40": 150e12,
     "L4": 121e12,
-    "RTX 4090": 165e12,
+    "RTX 4090$": 165e12,
 }
 
 Meter = Callable[[Batch, float], dict[str, float]]
@@ -36,7 +39,7 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
     """Return the device's peak in FLOPs per second; None when it is not known for this device or type."""
     if dtype != "bfloat16":
         return None
-    return next((peak for part, peak in _PEAKS.items() if part in device_name), None)
+    return next((peak for words, peak in _PEAKS.items() if re.search(rf"\b{words}(?!\w)", device_name)), None)
 
 
 def make_meter(policy: PolicyEngine, settings: Settings) -> Meter:

@@ -10,7 +10,7 @@ import argparse
 import json
 import sqlite3
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -39,7 +39,7 @@ class Finding:
     unknown: str = ""  # why the part could not be compared; empty: it was
 
 
-def compare_runs_closely(a: Path, b: Path) -> list[Finding]:
+def find_differences(a: Path, b: Path) -> list[Finding]:
     """Return a finding for each part, in the order of cause and effect."""
     samples = _read_samples(a), _read_samples(b)
     both = sorted(samples[0].keys() & samples[1].keys(), key=lambda key: (samples[0][key]["step"], key))
@@ -49,8 +49,9 @@ def compare_runs_closely(a: Path, b: Path) -> list[Finding]:
     lines = read_run(a).lines, read_run(b).lines
     return [
         Finding("settings", _first(_unlike(_flat(read_yaml(a / SETTINGS)), _flat(read_yaml(b / SETTINGS))))),
-        *_files("installation", a, b, INSTALLATION),
-        *_ledgers(a, b),
+        Finding("installation", *_of_installations(a, b)),
+        Finding("prompts", *_of_ledgers(a, b, _prompts)),
+        Finding("order of the prompts", *_of_ledgers(a, b, _order)),
         Finding("tokens of a prompt", _first(_tokens(pairs, is_prompt=True)), no_pair),
         Finding("sampled tokens", _first(_tokens(pairs, is_prompt=False)), no_pair),
         Finding("logprobs of the sampler", _first(_logprobs(same_text)), no_pair),
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
         for folder in folders:
             if not (folder / SETTINGS).exists():
                 raise OperatorError(f"{folder} is not a run's folder: it has no {SETTINGS}. Give runs/NAME.")
-        findings = compare_runs_closely(*folders)
+        findings = find_differences(*folders)
     except (OperatorError, sqlite3.Error) as error:
         print(error, file=sys.stderr)
         return 2
@@ -104,24 +105,23 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _files(part: str, a: Path, b: Path, name: str) -> Iterator[Finding]:
-    missing = next((folder for folder in (a, b) if not (folder / name).exists()), None)
-    if missing is not None:
-        yield Finding(part, "", f"{missing / name} is missing")
-    else:
-        yield Finding(part, _first(_unlike(json.loads((a / name).read_text()), json.loads((b / name).read_text()))))
+def _missing(a: Path, b: Path, name: str) -> str:
+    """Return why a file of both runs cannot be compared; empty when both have it."""
+    return next((f"{folder / name} is missing" for folder in (a, b) if not (folder / name).exists()), "")
 
 
-def _ledgers(a: Path, b: Path) -> Iterator[Finding]:
-    yield Finding("prompts", *_of_ledgers(a, b, _prompts))
-    yield Finding("order of the prompts", *_of_ledgers(a, b, _order))
+def _of_installations(a: Path, b: Path) -> tuple[str, str]:
+    if missing := _missing(a, b, INSTALLATION):
+        return "", missing
+    return _first(_unlike(*(json.loads((folder / INSTALLATION).read_text()) for folder in (a, b)))), ""
 
 
-def _of_ledgers(a: Path, b: Path, compare: Any) -> tuple[str, str]:
+def _of_ledgers(
+    a: Path, b: Path, compare: Callable[[sqlite3.Connection, sqlite3.Connection], Iterator[str]]
+) -> tuple[str, str]:
     """Return the first difference that `compare` finds in both ledgers, and why there is no answer."""
-    missing = next((folder for folder in (a, b) if not (folder / LEDGER).exists()), None)
-    if missing is not None:
-        return "", f"{missing / LEDGER} is missing"
+    if missing := _missing(a, b, LEDGER):
+        return "", missing
     first, second = (sqlite3.connect(read_only_uri(folder / LEDGER), uri=True) for folder in (a, b))
     with closing(first), closing(second):
         return _first(compare(first, second)), ""
@@ -129,9 +129,9 @@ def _of_ledgers(a: Path, b: Path, compare: Any) -> tuple[str, str]:
 
 def _prompts(a: sqlite3.Connection, b: sqlite3.Connection) -> Iterator[str]:
     claims = "SELECT key, value FROM meta WHERE key IN ('claim:prompts', 'claim:rows')"
-    whats = {"claim:prompts": "the prompts of data.train", "claim:rows": "labels or other columns of data.train"}
-    then, now = dict(a.execute(claims)), dict(b.execute(claims))
-    yield from (f"{what} differ" for key, what in whats.items() if then.get(key) != now.get(key))
+    names = {"claim:prompts": "the prompts of data.train", "claim:rows": "labels or other columns of data.train"}
+    of_a, of_b = dict(a.execute(claims)), dict(b.execute(claims))
+    yield from (f"{name} differ" for key, name in names.items() if of_a.get(key) != of_b.get(key))
 
 
 def _order(a: sqlite3.Connection, b: sqlite3.Connection) -> Iterator[str]:

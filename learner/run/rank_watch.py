@@ -28,7 +28,7 @@ class _RankState:
     rank: Rank
     heard_at: float  # seconds of the clock of the last answer, or of the beginning
     phase: str = "it has not answered yet"  # phase in the last answer
-    call: Any = None
+    call: Any = None  # reference to the question under way
 
 
 class RankWatch:

@@ -28,7 +28,8 @@ from rollout.neighbours.http.endpoint import HttpEndpoint, HttpPolicy
 from rollout.neighbours.http.failures import AttemptFailed
 from rollout.neighbours.http.pool import ClosedAtExit, headers_from_environment
 
-_LARGEST_LOG = 1e18
+# Limits of a trajectory's logs: the learner rejects a trajectory over them.
+_MAX_LOGS, _MAX_LOG_NAME, _LARGEST_LOG = 64, 200, 1e18
 _MISSING = object()  # a value that JSON cannot represent; its key is omitted
 _ALIVE = (400, 422, 500)  # statuses of a working service for a made-up sample
 _CHECK_ATTEMPTS = 2  # one 500 is often a flaky call in a user's function
@@ -215,10 +216,6 @@ def _as_json(value: Any) -> Any:
     if value is None or isinstance(value, str | int | bool):
         return value
     return value.isoformat() if isinstance(value, date | time) else _MISSING
-
-
-_MAX_LOGS, _MAX_LOG_NAME = 64, 200
-# The learner rejects larger numbers.
 
 
 class RewardClient(ClosedAtExit):

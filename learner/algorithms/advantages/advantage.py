@@ -24,7 +24,6 @@ class Advantage:
     of_tokens: OfTokens | None = None  # estimate per token, from its own trajectory's rewards
     needs_critic: bool = False  # of_tokens receives values
     is_whitened: bool = False  # advantages of a step are scaled to mean 0 and deviation 1 over all model tokens
-    min_group: int = 1  # smallest number of samples per prompt
 
     def __post_init__(self) -> None:
         if (self.of_groups is None) == (self.of_tokens is None):

@@ -78,7 +78,7 @@ class CallReader:
             self._argument_tag = re.compile(rf"<(/?){re.escape(tags[1])}\b")
         self._begins_in_thought = begins_in_thought
 
-    async def read_beside(self, text: str) -> tuple[str, list[Call]]:
+    async def read_async(self, text: str) -> tuple[str, list[Call]]:
         """Return `read(text)`. The event loop continues while a long text is read."""
         if len(text) < _LONG_TURN and not self._lock.locked():
             return self.read(text)
@@ -159,9 +159,9 @@ class CallReader:
 def choose_reader(wanted: str, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> CallReader:
     """Return the reader of a model's calls, proved with a call that its chat template wrote.
 
-    template_kwargs: rollout.chat_template_kwargs, which may open a thought before each turn.
     wanted: tools.call_format: auto, or the name of a vLLM tool parser. A named format is trusted where the template
-    writes no calls of earlier turns. Raises: SettingsError with the reason and the change to make.
+    writes no calls of earlier turns. template_kwargs: rollout.chat_template_kwargs, which may open a thought before
+    each turn. Raises: SettingsError with the reason and the change to make.
     """
     if getattr(tokenizer, "chat_template", None) is None:
         raise SettingsError(

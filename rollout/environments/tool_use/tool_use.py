@@ -129,7 +129,7 @@ class ToolUse:
     async def step(self, turn: Turn) -> Step:
         """Return the results of the turn's calls, or the end: no call, a turn that was cut, or no turns left."""
         self._num_turns += 1
-        _, calls = await self._reader.read_beside(turn.text)
+        _, calls = await self._reader.read_async(turn.text)
         if not calls:
             return Step(is_done=True, finish=None if turn.finish == "length" else "answer")
         if turn.finish == "length":

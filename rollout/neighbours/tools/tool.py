@@ -1,27 +1,21 @@
 """The interface of tools. A tool lives while its run is attached, and has its own deadlines and concurrency limit."""
 
-from collections.abc import Mapping
 from typing import Any, Protocol
 
+from rollout.environments.base import ModelTool
 
-class Tool(Protocol):
+
+class Tool(ModelTool, Protocol):
     """A tool: environments call it as a function, the policy through `schema` and `answer`.
 
     A failed call raises NeighbourError with the tool's boundary.
     """
 
     @property
-    def schema(self) -> dict[str, Any]:
-        """Name, description and parameters, in OpenAI's form."""
-
-    @property
     def is_accepting(self) -> bool:
         """False while calls would only wait. Then no leases are requested."""
 
     async def __call__(self, *args: Any, **arguments: Any) -> Any: ...
-
-    async def answer(self, arguments: Mapping[str, Any]) -> str:
-        """Return the text that the policy reads. Raises: ToolRefusal for a call that the policy got wrong."""
 
     async def check(self) -> None:
         """Use the tool once, without retries. Raises: NeighbourError with the remedy."""

@@ -11,7 +11,16 @@ from protocol.settings.settings import Settings
 
 @pytest.mark.parametrize(
     ("device", "dtype", "peak"),
-    [("NVIDIA L4", "bfloat16", 121e12), ("NVIDIA L40S", "bfloat16", 362e12), ("NVIDIA H100", "float32", None)],
+    [
+        ("NVIDIA L4", "bfloat16", 121e12),
+        ("NVIDIA L40S", "bfloat16", 362e12),
+        ("NVIDIA A100-SXM4-80GB", "bfloat16", 312e12),
+        ("NVIDIA GH200 480GB", "bfloat16", 989e12),
+        ("NVIDIA H100 NVL", "bfloat16", 835e12),
+        ("NVIDIA H100 80GB HBM3", "float32", None),
+        ("NVIDIA RTX A4000", "bfloat16", None),  # no A40
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bfloat16", None),
+    ],
 )
 def test_peak_is_that_of_the_device_and_type(device: str, dtype: str, peak: float | None) -> None:
     assert peak_flops(device, dtype) == peak

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from learner.report.diff import compare_runs_closely, main
+from learner.report.diff import find_differences, main
 from tests.learner.report.recorded_run import record_run
 
 STEPS = 4
@@ -140,7 +140,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_equal_runs_have_no_difference(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert [(each.difference, each.unknown) for each in compare_runs_closely(*pair)] == [("", "")] * 11
+    assert [(each.difference, each.unknown) for each in find_differences(*pair)] == [("", "")] * 11
     assert main([str(path) for path in pair]) == 0
     assert "No difference was found." in capsys.readouterr().out
 
@@ -151,7 +151,7 @@ def test_each_planted_difference_is_named(
 ) -> None:
     a, b = pair[0], shutil.copytree(pair[1], tmp_path / "b")
     plant(b)
-    found = [each for each in compare_runs_closely(a, b) if each.difference]
+    found = [each for each in find_differences(a, b) if each.difference]
     assert [each.part for each in found] == [part]
     assert words in found[0].difference
 
@@ -161,5 +161,5 @@ def test_a_missing_folder_and_missing_records_are_said(pair: tuple[Path, Path], 
     bare = tmp_path / "bare"
     bare.mkdir()
     shutil.copy(pair[0] / "settings.yaml", bare)
-    unknown = {each.part for each in compare_runs_closely(pair[0], bare) if each.unknown}
+    unknown = {each.part for each in find_differences(pair[0], bare) if each.unknown}
     assert unknown >= {"installation", "prompts", "sampled tokens", "batches", "weights"}

@@ -212,7 +212,7 @@ async def test_event_loop_continues_while_a_long_turn_is_read(readers: dict[str,
             ticks += 1
 
     ticking = asyncio.ensure_future(tick())
-    _, (call,) = await readers["qwen3_coder"].read_beside(text)
+    _, (call,) = await readers["qwen3_coder"].read_async(text)
     ticking.cancel()
 
     assert call.problem is not None
