@@ -5,14 +5,13 @@ A new server gets the weights with the first push after it was attached.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from learner.run.server import RunServer
 from protocol.errors import OperatorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from learner.cluster.servers import ServerCalls
@@ -30,12 +29,11 @@ class RunServers:
         spec: RunSpec,
         calls: ServerCalls,
         other_index: str = "warn",
-        clock: Callable[[], float] = time.monotonic,
         record: Path | None = None,
         *,
         share_devices: bool = False,
     ) -> None:
-        """infos: the fleet's descriptions. other_index: retriever.other_index. clock: in seconds.
+        """infos: the fleet's descriptions. other_index: retriever.other_index.
 
         record: file with the digest of the index that the run's last start searched. share_devices: with ranks.
         """
@@ -44,7 +42,7 @@ class RunServers:
         # Digest of each attached server's search index ("": none), and of the last start's until one is known.
         self._digests = {_LAST_START: record.read_text("utf-8")} if record is not None and record.exists() else {}
         self._record = record
-        self._servers = [RunServer(str(info["name"]), spec, calls, self._check, clock) for info in infos]
+        self._servers = [RunServer(str(info["name"]), spec, calls, self._check) for info in infos]
         for server, info in zip(self._servers, infos if share_devices else (), strict=False):
             server.place = str(info["node_id"]), list(info["cards"])
         self._late = {str(info["name"]) for info in infos if not info["is_started"]}

@@ -196,13 +196,13 @@ class AsyncDealerChannel:
     Nothing is queued without a connection: after a killed run the queue would grow until the machine is out of memory.
     """
 
-    def __init__(self, address: str, name: str, keys: KeyPair, coordinator_key: bytes, pulse: Pulse = Pulse()) -> None:
+    def __init__(self, address: str, name: str, keys: KeyPair, coordinator_key: bytes) -> None:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         # True if the last frames were sent. A query of the socket would consume the event of an arrived frame.
         self.is_connected = False
-        _connect(self._socket, address, name, keys, coordinator_key, pulse)
+        _connect(self._socket, address, name, keys, coordinator_key, Pulse())
 
     async def send(self, frames: list[bytes]) -> bool:
         """Send frames; False when there is no connection."""

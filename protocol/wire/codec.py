@@ -18,7 +18,6 @@ from protocol.wire.trajectory import Count, Name
 
 M = TypeVar("M", bound=Message)
 
-SEAL_BYTES = 8
 # The schema without a seal: its messages are refused by their version, not as damaged ones.
 _UNSEALED_SCHEMA = 1
 # Errors of msgspec for bytes that are not MessagePack, or values of other types.

@@ -19,6 +19,7 @@ from protocol.errors import OperatorError
 
 # Texts of one pass. On a CPU larger batches are no faster, and each batch is as slow as its longest text.
 _CPU_BATCH, _GPU_BATCH = 16, 64
+_MAX_TOKENS = 256  # of a query or passage; the rest is cut off
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,11 @@ FAMILIES = {
 class Encoder:
     """An encoder; threads may share it."""
 
-    def __init__(self, model: str, family: str, max_query_tokens: int = 256, max_passage_tokens: int = 256) -> None:
+    def __init__(self, model: str, family: str) -> None:
         """Raises: OperatorError when the model cannot be loaded."""
         self.name = model
         self.family = family
         self._form = FAMILIES[family]
-        self._max_query_tokens, self._max_passage_tokens = max_query_tokens, max_passage_tokens
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._batch = _GPU_BATCH if self._device == "cuda" else _CPU_BATCH
         self._tokenizing = threading.Lock()  # a tokenizer is not thread-safe: it raises in a second thread
@@ -65,16 +65,16 @@ class Encoder:
 
     def queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return [N, D]."""
-        return self._encode([self._form.query_prefix + text for text in texts], self._max_query_tokens)
+        return self._encode([self._form.query_prefix + text for text in texts])
 
     def passages(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return [N, D]."""
-        return self._encode([self._form.passage_prefix + text for text in texts], self._max_passage_tokens)
+        return self._encode([self._form.passage_prefix + text for text in texts])
 
-    def _encode(self, texts: Sequence[str], max_tokens: int) -> NDArray[np.float32]:
+    def _encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         vectors = np.empty((len(texts), self.dimension), np.float32)
         with self._tokenizing:
-            tokens = self._tokenizer(list(texts), truncation=True, max_length=max_tokens)
+            tokens = self._tokenizer(list(texts), truncation=True, max_length=_MAX_TOKENS)
         # Sort by length: a pass is as slow as its longest text.
         order = sorted(range(len(texts)), key=lambda index: len(tokens["input_ids"][index]))
         for start in range(0, len(order), self._batch):

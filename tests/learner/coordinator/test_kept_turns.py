@@ -15,11 +15,6 @@ from protocol.wire.trajectory import VersionSpan
 from tests.learner.coordinator.coordinator_script import Script, settings_of
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Script:
-    return Script(tmp_path)
-
-
 def part_of(lease: m.Lease, turn: int, version: int = 0, **changes: Any) -> tuple[ConversationPart, list[bytes]]:
     """Return turn 1, 2, .. of a lease's sample 0: behind a prompt of 2 tokens, 3 of the turn and 1 of the reply."""
     first = 0 if turn == 1 else 2 + 4 * (turn - 1)

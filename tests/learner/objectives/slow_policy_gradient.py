@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocol.wire.messages import Batch
+from protocol.wire.messages import Batch, MiniBatch
 from protocol.wire.trajectory import Trajectory, VersionSpan
 from tests.protocol.wire.examples import STAMP, example_facts
 
@@ -43,10 +43,29 @@ def trajectories() -> list[Trajectory]:
     return made
 
 
-def batch_of(made: Sequence[Trajectory], micro_batches: list[list[int]], planned: list[int]) -> Batch:
-    groups = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    facts = [trajectory.facts for trajectory in made]
-    return Batch(**STAMP, step=1, facts=facts, groups=groups, planned=planned, micro_batches=micro_batches)
+def batch_of(
+    made: Sequence[Trajectory],
+    packed: list[list[int]],
+    planned: list[int] | None = None,
+    *,
+    group_size: int = 3,
+    sizes: Sequence[int] = (),
+) -> Batch:
+    """Return a step's batch. planned: None: all of `packed`. sizes: micro-batches of each update; (): one update."""
+    parts, first = [], 0
+    for size in sizes:
+        num_planned = sum(map(len, packed[first : first + size]))
+        parts.append(MiniBatch(num_planned=num_planned, num_micro_batches=size))
+        first += size
+    return Batch(
+        **STAMP,
+        step=1,
+        facts=[trajectory.facts for trajectory in made],
+        groups=[[*range(i, i + group_size)] for i in range(0, len(made), group_size)],
+        planned=[index for part in packed for index in part] if planned is None else planned,
+        micro_batches=packed,
+        mini_batches=parts,
+    )
 
 
 def table(seed: int = 0) -> Tensor:

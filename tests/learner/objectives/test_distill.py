@@ -1,13 +1,12 @@
 """Distillation: the divergence against a slow loop and TRL's loss, and steps however rows are packed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from learner.models.gradient import StepResult
@@ -17,12 +16,7 @@ from learner.objectives.distill import Distillation, divergence
 from protocol.settings.settings import Settings
 from tests.learner.objectives.slow_policy_gradient import V, batch_of, table, trajectories
 
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def slow_divergence(student: Tensor, teacher: Tensor, beta: float, temperature: float) -> Tensor:

@@ -1,6 +1,6 @@
 """KTO: the step against a slow loop and TRL's loss, packing, updates, and a policy that is its reference."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from learner.models.gradient import LossFunction, StepResult
@@ -18,22 +17,16 @@ from learner.models.roles import Roles
 from learner.objectives.kto import Kto
 from learner.objectives.policy_gradient import StepOutcome
 from protocol.settings.settings import Settings
-from protocol.wire.messages import Batch, MiniBatch
 from protocol.wire.trajectory import Trajectory
-from tests.learner.objectives.slow_policy_gradient import table, trajectories
+from tests.learner.objectives.slow_policy_gradient import batch_of, table, trajectories
 from tests.learner.objectives.table_model import TableModel
 from tests.learner.objectives.test_preference import TableReference, slow_logp
-from tests.protocol.wire.examples import STAMP, example_facts
+from tests.protocol.wire.examples import example_facts
+
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 BETA = 0.3
 SIGNS = (1, -1, -1, 1)
-
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    yield
-    dist.destroy_process_group()
 
 
 def rows() -> list[Trajectory]:
@@ -50,20 +43,7 @@ def step_of(
     policy: Any, reference: Any, made: Sequence[Trajectory], packed: list[list[int]], sizes: list[int], **changes: Any
 ) -> StepOutcome:
     """Take a step; sizes: micro-batches of each update."""
-    parts, first = [], 0
-    for size in sizes:
-        num_planned = sum(map(len, packed[first : first + size]))
-        parts.append(MiniBatch(num_planned=num_planned, num_micro_batches=size))
-        first += size
-    batch = Batch(
-        **STAMP,
-        step=1,
-        facts=[each.facts for each in made],
-        groups=[[i, i + 1] for i in range(0, len(made), 2)],
-        planned=[index for part in packed for index in part],
-        micro_batches=packed,
-        mini_batches=parts,
-    )
+    batch = batch_of(made, packed, group_size=2, sizes=sizes)
     given = {"objective": "kto", "preference": {"beta": BETA} | changes}
     objective = Kto(Roles(policy, reference=reference), Settings.model_validate(given), Path(), lambda sums: sums)
     return objective.take_step(batch, dict(enumerate(made)), 0)

@@ -1,7 +1,7 @@
 """Learning from pairs: each loss against a slow loop and TRL's numbers, packing, and the first step's closed forms."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from learner.models.micro_batch import MicroBatch
@@ -19,20 +18,13 @@ from learner.models.reference import ReferenceModel
 from learner.models.roles import Roles
 from learner.objectives.preference import Preference
 from protocol.settings.settings import Settings
-from protocol.wire.messages import Batch, MiniBatch
 from protocol.wire.trajectory import Trajectory
-from tests.learner.objectives.slow_policy_gradient import table, trajectories
+from tests.learner.objectives.slow_policy_gradient import batch_of, table, trajectories
 from tests.learner.objectives.table_model import TableModel, logprobs_of
-from tests.protocol.wire.examples import STAMP
+
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 BETA = 0.3
-
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    yield
-    dist.destroy_process_group()
 
 
 class TableReference:
@@ -66,15 +58,7 @@ def take_step(
 ) -> tuple[list[float], dict[str, float]]:
     """Return the losses of the updates and the metrics of one step; logits take the step."""
     made = pairs()
-    facts = [each.facts for each in made]
-    planned = [index for part in micro_batches for index in part]
-    parts = [MiniBatch(num_planned=len(planned), num_micro_batches=len(micro_batches))]
-    if sizes:
-        parts = [MiniBatch(num_planned=2 * size, num_micro_batches=size) for size in sizes]
-    groups = [[0, 1], [2, 3], [4, 5]]
-    batch = Batch(
-        **STAMP, step=1, facts=facts, groups=groups, planned=planned, micro_batches=micro_batches, mini_batches=parts
-    )
+    batch = batch_of(made, micro_batches, group_size=2, sizes=sizes or [len(micro_batches)])
     policy, settings = TableModel(logits), settings_of(**preference)
     roles = Roles(
         cast(PolicyEngine, policy),

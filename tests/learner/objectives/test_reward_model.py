@@ -16,10 +16,8 @@ from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_bat
 from learner.models.roles import Roles
 from learner.objectives.reward_model import RewardModelling, _held_out_means, pair_loss
 from protocol.settings.settings import Settings
-from protocol.wire.messages import Batch, MiniBatch
 from protocol.wire.trajectory import Trajectory
-from tests.learner.objectives.slow_policy_gradient import V, trajectories
-from tests.protocol.wire.examples import STAMP
+from tests.learner.objectives.slow_policy_gradient import V, batch_of, trajectories
 
 MARGINS = (0.25, 0.0, 1.5)
 
@@ -75,15 +73,7 @@ def test_step_follows_the_gradient_of_a_slow_loop_however_pairs_are_packed(cente
     (gradient,) = torch.autograd.grad(expected, slow)
     for packed in ([[0, 1, 2, 3, 4, 5]], [[2, 3], [0, 1, 4, 5]], [[4, 5], [], [0, 1], [2, 3]]):
         engine = TableRewards(table())
-        batch = Batch(
-            **STAMP,
-            step=1,
-            facts=[each.facts for each in made],
-            groups=[[0, 1], [2, 3], [4, 5]],
-            planned=list(range(6)),
-            micro_batches=packed,
-            mini_batches=[MiniBatch(num_planned=6, num_micro_batches=len(packed))],
-        )
+        batch = batch_of(made, packed, list(range(6)), group_size=2, sizes=[len(packed)])
         objective_of(engine, center, {}).take_step(batch, dict(enumerate(made)), 0)
         assert engine.losses == pytest.approx([expected.item()], abs=1e-9)
         assert torch.allclose(engine.table.detach(), slow.detach() - gradient, atol=1e-9, rtol=0)

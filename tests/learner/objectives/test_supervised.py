@@ -1,7 +1,7 @@
 """Fine-tuning: which rows a step takes, what it weighs them with, and when it gives up."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -9,7 +9,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from learner.data.sft_rows import RowEncoder, SftRow
 from learner.models.gradient import StepResult
@@ -24,12 +23,7 @@ from tests.fakes.tiny_models import make_tiny_model
 from tests.learner.objectives.slow_policy_gradient import batch_of, table, trajectories
 from tests.learner.objectives.table_model import TableModel
 
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 class RecordingEngine:

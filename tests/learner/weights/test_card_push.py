@@ -13,9 +13,8 @@ import torch
 
 from learner.weights.card import OwnCard
 from learner.weights.push import PushReport, WeightPusher
-from tests.fakes.waiting import wait_until
 from tests.learner.weights.fake_server import FakeServer
-from tests.learner.weights.pushing import METAS, PLAN, holds, weights
+from tests.learner.weights.pushing import METAS, PLAN, holds, push_until_synced, weights
 
 # A cut join of a fake server leaves its connections to the garbage collector, as a process that ends does;
 # the fixture collects them, so that no other test is blamed for them.
@@ -135,14 +134,7 @@ def test_a_server_that_dies_in_any_state_costs_only_itself_and_is_back_with_a_la
     bad.fault = (state, "raise")
     broken = ranks.push(2)
     bad.fault = None
-    version = 2
-
-    def is_back() -> bool:
-        nonlocal version
-        version += 1
-        return ranks.push(version).synced == ("one", "other")
-
-    wait_until(is_back)
+    version = push_until_synced(ranks.push, 2, "one", "other")
     assert (broken.synced, [*broken.failed]) == (("one",), ["other"])
     assert holds(good, version)
     assert holds(bad, version)

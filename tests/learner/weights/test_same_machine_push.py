@@ -1,13 +1,13 @@
 """Pushes between processes of one machine: the states of a push and its faults are those of the other ways."""
 
 import re
+from functools import partial
 
 import pytest
 
 from learner.weights.push import WeightPusher
-from tests.fakes.waiting import wait_until
 from tests.learner.weights.fake_server import FakeServer
-from tests.learner.weights.pushing import holds, push
+from tests.learner.weights.pushing import holds, push, push_until_synced
 
 
 def pusher_of(pushers: list[WeightPusher], *servers: FakeServer) -> WeightPusher:
@@ -35,14 +35,7 @@ def test_a_server_that_dies_in_any_state_costs_only_itself_and_is_back_with_a_la
     bad.fault = (state, "raise")
     broken = push(pusher, 2)
     bad.fault = None
-    version = 2
-
-    def is_back() -> bool:
-        nonlocal version
-        version += 1
-        return push(pusher, version).synced == ("bad", "good")
-
-    wait_until(is_back)
+    version = push_until_synced(partial(push, pusher), 2, "bad", "good")
     assert (broken.synced, [*broken.failed]) == (("good",), ["bad"])
     # Which of the two ends of a closed connection reports first is up to the kernel.
     assert re.search("bad is gone|Broken pipe", broken.failed["bad"])

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from learner.weights.push import WeightPusher
 from tests.learner.weights.fake_server import FakeServer
-from tests.learner.weights.pushing import SILENCE_S, holds, push
+from tests.learner.weights.pushing import SILENCE_S, holds, push, push_until_synced
 
 GOOD, OTHER, BAD = "good", "other", "bad"
 
@@ -28,15 +29,6 @@ def pusher(servers: list[FakeServer], pushers: list[WeightPusher]) -> WeightPush
         )
     )
     return pushers[0]
-
-
-def _push_until(pusher: WeightPusher, version: int, synced: set[str]) -> int:
-    end = time.monotonic() + 60.0
-    while set((report := push(pusher, version)).synced) != synced and time.monotonic() < end:
-        version += 1
-        time.sleep(0.05)
-    assert set(report.synced) == synced, report.failed
-    return version
 
 
 def test_every_worker_of_every_server_is_a_rank_of_one_group(pusher: WeightPusher, servers: list[FakeServer]) -> None:
@@ -62,10 +54,10 @@ def test_server_that_dies_in_any_state_costs_only_itself_and_joins_alone_when_it
     bad.fault = (state, "raise")
     broken = push(pusher, 2)
     bad.fault = ("join", "raise")  # it is gone
-    version = _push_until(pusher, 3, {GOOD, OTHER})
+    version = push_until_synced(partial(push, pusher), 2, GOOD, OTHER)
     shared = good.inits[-1]
     bad.fault = None
-    version = _push_until(pusher, version + 1, {GOOD, OTHER, BAD})
+    version = push_until_synced(partial(push, pusher), version, BAD, GOOD, OTHER)
 
     assert "bad" in broken.failed[BAD]
     assert "is gone" in broken.failed[BAD]
@@ -86,7 +78,7 @@ def test_servers_that_fail_together_again_and_again_join_alone(pusher: WeightPus
         time.sleep(0.05)
     for server in servers:
         server.fault = None
-    version = _push_until(pusher, version, {GOOD, OTHER, BAD})
+    version = push_until_synced(partial(push, pusher), version, BAD, GOOD, OTHER)
 
     assert {server.inits[-1]["world_size"] for server in servers} == {3}
     assert [holds(server, version) for server in servers] == [True] * 3

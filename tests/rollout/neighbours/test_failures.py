@@ -3,7 +3,7 @@
 import gzip
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from protocol.errors import NeighbourError
 from rollout.neighbours.http.endpoint import HttpPolicy
 from rollout.neighbours.retriever_client import RetrieverClient
 from rollout.neighbours.reward_client import RewardClient
-from tests.fakes.http_servers import Answer, ScriptedServer, free_address, scripted_server
+from tests.fakes.http_servers import Answer, ScriptedServer, free_address
 from tests.rollout.neighbours.asking_rewards import FAST, endpoint, request
 
 # The breaker stays closed: it opens by the clock, which the attempts of a loaded machine may outlast.
@@ -71,12 +71,6 @@ FAILURES = {
     "a compressed reply": (
         [Answer(_BOMB, headers={"content-encoding": "gzip"})], 2, "the reply is compressed, which was not requested"),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ScriptedServer]:
-    with scripted_server() as scripted:
-        yield scripted
 
 
 @pytest.mark.parametrize("neighbour", NEIGHBOURS, ids=lambda neighbour: neighbour.boundary)

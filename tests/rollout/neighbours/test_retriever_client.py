@@ -15,7 +15,7 @@ from retriever.service import RetrieverService
 from rollout.neighbours.http.endpoint import HttpPolicy
 from rollout.neighbours.retriever_client import RetrieverClient
 from rollout.neighbours.sources import record_sources
-from tests.fakes.http_servers import Answer, Received, ScriptedServer, free_address, scripted_server, serving
+from tests.fakes.http_servers import Answer, Received, ScriptedServer, free_address, serving
 
 TOKEN = "a-token-of-the-cluster"
 FAST = HttpPolicy(min_backoff_s=0.005, max_backoff_s=0.02, attempt_timeout_s=20.0, overall_timeout_s=60.0)
@@ -27,12 +27,6 @@ def real() -> Iterator[str]:
     app = BearerGate(RetrieverService(Bm25Index.build(CORPUS), CORPUS, "towns").app(), TOKEN)
     with serving(app) as address:
         yield f"{address}/retrieve"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ScriptedServer]:
-    with scripted_server() as scripted:
-        yield scripted
 
 
 async def test_search_finds_passages_of_the_real_service(real: str) -> None:

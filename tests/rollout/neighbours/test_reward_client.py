@@ -1,21 +1,14 @@
 """The reward client against real servers: its requests, batches, and the combination of rewards."""
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from protocol.errors import NeighbourError, OperatorError
 from rollout.neighbours.reward_client import RewardClient, Score, ScoreRequest
-from tests.fakes.http_servers import Answer, Received, ScriptedServer, free_address, scripted_server
+from tests.fakes.http_servers import Answer, Received, ScriptedServer, free_address
 from tests.rollout.neighbours.asking_rewards import FAST, GOOD, endpoint, request, score_once
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ScriptedServer]:
-    with scripted_server() as scripted:
-        yield scripted
 
 
 async def test_score_sends_the_contracts_body_and_headers(

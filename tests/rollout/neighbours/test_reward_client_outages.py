@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,12 +9,6 @@ import pytest
 from rollout.neighbours.reward_client import RewardClient
 from tests.fakes.http_servers import Answer, Received, ScriptedServer, free_address, scripted_server
 from tests.rollout.neighbours.asking_rewards import FAST, GOOD, endpoint, request
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ScriptedServer]:
-    with scripted_server() as scripted:
-        yield scripted
 
 
 async def test_no_sample_is_lost_in_a_short_outage() -> None:

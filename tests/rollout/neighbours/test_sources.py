@@ -1,7 +1,6 @@
 """A trajectory carries the content hashes of the indexes that answered its own searches."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,16 +11,10 @@ from rollout.environments.search import Search
 from rollout.neighbours.retriever_client import RetrieverClient
 from rollout.neighbours.sources import add_source, record_sources
 from tests.fakes.engines import ScriptedEngine
-from tests.fakes.http_servers import Answer, ScriptedServer, scripted_server
+from tests.fakes.http_servers import Answer, ScriptedServer
 from tests.fakes.playing_session import playing_session
 
 FOUND = {"result": [[{"document": {"id": "1", "contents": "Minsk"}, "score": 1.0}]]}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ScriptedServer]:
-    with scripted_server() as scripted:
-        yield scripted
 
 
 async def played(server: ScriptedServer, headers: dict[str, str], *nodes_before: Answer) -> Trajectory:

@@ -1,6 +1,5 @@
 """A user's tool behind a URL: what is posted, what the policy reads, and what fails the sample instead."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,15 +8,9 @@ from protocol.errors import NeighbourError, OperatorError
 from protocol.settings.tools import HttpTool
 from rollout.environments.base import ToolRefusal
 from rollout.neighbours.tools.http_tool import HttpToolClient
-from tests.fakes.http_servers import Answer, ScriptedServer, free_address, scripted_server
+from tests.fakes.http_servers import Answer, ScriptedServer, free_address
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ScriptedServer]:
-    with scripted_server() as server:
-        yield server
 
 
 def _tool(url: str, **settings: Any) -> HttpToolClient:
