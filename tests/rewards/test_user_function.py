@@ -48,21 +48,19 @@ async def test_openrlhf_reward_func_gets_aligned_lists(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "returned", ["numpy.array([1, 2])", "numpy.array([[1.0], [2.0]])", "list(numpy.ones(2)*[1,2])"]
+    ("returned", "scores"),
+    [
+        ("numpy.array([1, 2])", (None, None)),
+        ("numpy.array([[1.0], [2.0]])", (None, None)),
+        ("list(numpy.ones(2) * [1, 2])", (None, None)),
+        ("{'rewards': torch.tensor([1., 2.]), 'scores': torch.tensor([0., 1.])}", (0.0, 1.0)),
+    ],
 )
-async def test_openrlhf_reward_func_may_return_arrays(tmp_path: Path, returned: str) -> None:
-    path = write(tmp_path, f"import numpy\ndef reward_func(queries, prompts, labels):\n    return {returned}\n")
-    assert await rewards_of(path) == [Score(1.0), Score(2.0)]
-
-
-async def test_openrlhf_reward_func_may_return_a_dict_of_tensors(tmp_path: Path) -> None:
-    path = write(
-        tmp_path,
-        "import torch\n"
-        "def reward_func(queries, prompts, labels):\n"
-        "    return {'rewards': torch.tensor([1., 2.]), 'scores': torch.tensor([0., 1.])}\n",
-    )
-    assert await rewards_of(path) == [Score(1.0, 0.0), Score(2.0, 1.0)]
+async def test_openrlhf_reward_func_may_return_arrays_and_tensors(
+    tmp_path: Path, returned: str, scores: tuple[float | None, float | None]
+) -> None:
+    path = write(tmp_path, f"import numpy, torch\ndef reward_func(queries, prompts, labels):\n    return {returned}\n")
+    assert await rewards_of(path) == [Score(1.0, scores[0]), Score(2.0, scores[1])]
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])
@@ -290,12 +288,6 @@ async def test_service_never_scores_by_edited_code(tmp_path: Path, capfd: pytest
         await scorer(SAMPLES)
 
 
-async def test_function_that_returns_no_number_is_named_by_its_own_place(tmp_path: Path) -> None:
-    path = write(tmp_path, "\n\ndef compute_score(solution_str, ground_truth):\n    return None\n")
-    with pytest.raises(ScorerFailure, match=r"reward\.py:3\)$"):
-        await rewards_of(path)
-
-
 async def test_own_score_gets_a_sample(tmp_path: Path) -> None:
     path = write(
         tmp_path,
@@ -339,21 +331,24 @@ async def test_scorer_names_the_sample_that_a_function_failed_on(
     assert (failure.value.index, f"{failure.value.kind}: {failure.value.message}") == (1, problem)
 
 
-async def test_batch_function_that_exits_fails_its_request_alone(tmp_path: Path) -> None:
-    path = write(tmp_path, "def reward_func(queries, prompts, labels):\n    exit(3)\n")
-    with pytest.raises(ScorerFailure, match="SystemExit: 3"):
-        await asyncio.wait_for(rewards_of(path), 10.0)
+TASKS = "import asyncio\nasync def leave(): exit(3)\nasync def score({}): await asyncio.gather(leave(), leave())\n"
 
 
-@pytest.mark.parametrize("parameters", ["sample", "queries, prompts, labels"])
-async def test_task_of_a_function_that_exits_fails_its_request_alone(tmp_path: Path, parameters: str) -> None:
-    path = write(
-        tmp_path,
-        "import asyncio\nasync def leave(): exit(3)\n"
-        f"async def score({parameters}): await asyncio.gather(leave(), leave())\n",
-    )
-    with pytest.raises(ScorerFailure, match="RuntimeError: a task raised SystemExit: 3"):
-        await asyncio.wait_for(rewards_of(path), 10.0)
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("def score(queries, prompts, labels): exit(3)\n", "SystemExit: 3"),
+        (TASKS.format("sample"), "RuntimeError: a task raised SystemExit: 3"),
+        (TASKS.format("queries, prompts, labels"), "RuntimeError: a task raised SystemExit: 3"),
+        ("def score(queries, prompts, labels): return [1.0]\n", r"BodyError: rewards has 1 entries, expected 2 \(one"),
+        ("\n\ndef compute_score(solution_str, ground_truth):\n    return None\n", r"reward\.py:3\)$"),
+    ],
+)
+async def test_function_that_exits_or_returns_no_numbers_fails_its_request_alone(
+    tmp_path: Path, source: str, problem: str
+) -> None:
+    with pytest.raises(ScorerFailure, match=problem):
+        await asyncio.wait_for(rewards_of(write(tmp_path, source)), 10.0)
 
 
 async def test_invalid_logs_are_skipped(tmp_path: Path) -> None:
@@ -363,12 +358,6 @@ async def test_invalid_logs_are_skipped(tmp_path: Path) -> None:
         "    return {'score': 1.0, 'acc': numpy.bool_(1), 'loss': float('nan'), 'size': 10**400, 'said': 'x'}\n",
     )
     assert await rewards_of(path) == [Score(1.0, logs={"acc": 1.0})] * 2
-
-
-async def test_scorer_refuses_a_batch_function_that_returns_too_few(tmp_path: Path) -> None:
-    path = write(tmp_path, "def reward_func(queries, prompts, labels):\n    return [1.0]\n")
-    with pytest.raises(ScorerFailure, match=r"BodyError: rewards has 1 entries, expected 2 \(one per sample\)"):
-        await rewards_of(path)
 
 
 @pytest.mark.parametrize(
