@@ -202,7 +202,11 @@ class Coordinator:
         self.stop_after_step(reason)
 
     def lose_server(self, server: str, reason: str) -> None:
-        """Take back the samples of a server that died or restarted, which counts against its samples."""
+        """Take back the samples of a server that died, which counts against its samples."""
+        self._ledger.add_event("server_lost", f"{server}: {reason}")
+        self._forget_server(server, reason)
+
+    def _forget_server(self, server: str, reason: str) -> None:
         self._servers.forget_state(server)
         self._recall.take_back_from(server, reason)
 
@@ -238,7 +242,7 @@ class Coordinator:
             self._recall.note_alive(server)
         match message:
             case m.Hello():
-                self.lose_server(server, f"{server} started again")
+                self._forget_server(server, f"{server} started again")
                 self._servers.note_hello(server, message)
                 self._mailbox.confirm(server)
             case m.Demand():

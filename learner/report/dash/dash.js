@@ -120,7 +120,8 @@
   }
 
   function liveStrip(run, live) {
-    const { summary, newest } = live, parts = [];
+    const { summary, newest } = live, parts = [], lost = (live.events || []).filter(each => each.kind === "server_lost").slice(0, 3).reverse();
+    const alarms = [...live.alarms.slice(-4).map(alarm => `step ${alarm.step}: ${alarm.text}`), ...lost.map(each => `${clock(each.at)}: ${each.detail}`)];
     parts.push(h("div", { class: "strip" },
       card(h("small", {}, "progress"), h("div", {}, h("span", { class: `state ${summary.state}` }, summary.state), `, step ${summary.step}${summary.max_steps == null ? "" : ` of ${summary.max_steps}`}, policy version ${short(newest.policy_version)}`),
         h("div", { class: "soft" }, `last write ${ago(summary.changed_at)}`),
@@ -128,7 +129,7 @@
         newest["time/push_pause_s"] == null ? "" : h("div", { class: "soft" }, `newest push: servers paused ${Math.round(1000 * newest["time/push_pause_s"])} ms`)),
       live.states && card(h("small", {}, "prompts by state"), bars(Object.entries(live.states))),
       live.staleness?.length ? card(h("small", {}, "staleness of trained samples (versions)"), bars(live.staleness.map(each => [each.versions, each.samples]))) : "",
-      card(h("small", {}, "alarms"), live.alarms.length ? h("ul", { style: "margin: 4px 0; padding-left: 18px" }, live.alarms.slice(-4).map(alarm => h("li", { class: "worse" }, `step ${alarm.step}: ${alarm.text}`))) : h("div", {}, "none"))));
+      card(h("small", {}, "alarms"), alarms.length ? h("ul", { style: "margin: 4px 0; padding-left: 18px" }, alarms.map(text => h("li", { class: "worse" }, text))) : h("div", {}, "none"))));
     if (live.problem) parts.push(card(h("span", { class: "problem" }, live.problem)));
     if (live.servers?.length) parts.push(card(h("small", {}, "rollout servers, over the last minute of the run"), table([
       ["server", each => each.server, ""], ["newest version", each => each.version, "number"], ["tokens/s", each => short(each.tokens_per_s), "number"],
