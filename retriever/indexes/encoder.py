@@ -1,18 +1,22 @@
-"""Encodes texts as vectors with any Hugging Face encoder.
+"""Encodes texts as vectors with any Hugging Face encoder, in float32.
 
-Vectors have length 1, so their product is the cosine.
+Vectors have length 1, so their product is the cosine. A folder of sentence-transformers says its own pooling.
 Shape letters: N texts, T tokens of the longest, D dimensions.
 """
 
+import json
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AutoModel, AutoTokenizer
+from transformers.utils import cached_file
 
 from protocol.disk.files import model_files_digest
 from protocol.errors import OperatorError
@@ -20,6 +24,10 @@ from protocol.errors import OperatorError
 # Texts of one pass. On a CPU larger batches are no faster, and each batch is as slow as its longest text.
 _CPU_BATCH, _GPU_BATCH = 16, 64
 _MAX_TOKENS = 256  # of a query or passage; the rest is cut off
+_PADDING_CHANGES = 1e-3  # difference of a vector's numbers beyond rounding
+_ANY_NUMBER = 1 << 30
+_POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first", "mean": "mean", "cls": "first"}
+_OF_A_LAYER = re.compile(r"\.(layer|layers|h|block|blocks)\.\d+\.(?!.*\b(attn|attention)\.(masked_)?bias$|.*inv_freq$)")
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class Family:
 FAMILIES = {
     "e5": Family("query: ", "passage: ", "mean"),
     "bge": Family("Represent this sentence for searching relevant passages: ", "", "first"),
-    "dense": Family("", "", "mean"),
+    "dense": Family("", "", "mean"),  # a folder of sentence-transformers: as it says
 }
 
 
@@ -44,19 +52,26 @@ class Encoder:
     def __init__(self, model: str, family: str) -> None:
         """Raises: OperatorError when the model cannot be loaded."""
         self.name = model
-        self.family = family
-        self._form = FAMILIES[family]
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._batch = _GPU_BATCH if self._device == "cuda" else _CPU_BATCH
         self._tokenizing = threading.Lock()  # a tokenizer is not thread-safe: it raises in a second thread
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(model)
-            self._model = AutoModel.from_pretrained(model).to(self._device).eval()
+            loaded, found = AutoModel.from_pretrained(model, dtype=torch.float32, output_loading_info=True)
+            self._form = _form_of(model, family)
+            _check_whole(loaded, found)
         except (OSError, ValueError) as error:
             raise OperatorError(
                 f"retriever: --retriever-model {model} cannot be loaded: {type(error).__name__}: {error}"
             ) from None
+        self.family = family if self._form == FAMILIES[family] else f"{family} {self._form}"
+        self._model = loaded.to(self._device).eval()
         self.dimension = int(self._model.config.hidden_size)
+        self._max_tokens = min(_MAX_TOKENS, _num_positions(self._model))
+        # Some encoders, such as FNet's and ConvBERT's, read padding too: each of their texts is a pass by itself.
+        alone, beside = (self._encode(["a", *others])[0] for others in ((), ("a " * 40,)))
+        if np.abs(alone - beside).max() > _PADDING_CHANGES:
+            self._batch = 1
 
     def identity(self) -> str:
         """Return the digest of a folder's files, equal for copies; of a hub model its name."""
@@ -74,7 +89,7 @@ class Encoder:
     def _encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         vectors = np.empty((len(texts), self.dimension), np.float32)
         with self._tokenizing:
-            tokens = self._tokenizer(list(texts), truncation=True, max_length=_MAX_TOKENS)
+            tokens = self._tokenizer(list(texts), truncation=True, max_length=self._max_tokens)
         # Sort by length: a pass is as slow as its longest text.
         order = sorted(range(len(texts)), key=lambda index: len(tokens["input_ids"][index]))
         for start in range(0, len(order), self._batch):
@@ -84,12 +99,73 @@ class Encoder:
 
     @torch.inference_mode()
     def _forward(self, tokens: dict[str, list[list[int]]]) -> NDArray[np.float32]:
-        encoded = self._tokenizer.pad(tokens, return_tensors="pt").to(self._device)
+        longest = max(1, max(map(len, tokens["input_ids"])))
+        # Padding on the right, whatever the tokenizer's side: the positions and the first token stay.
+        fills = {"input_ids": self._tokenizer.pad_token_id or 0}
+        encoded = {
+            name: torch.tensor([row + [fills.get(name, 0)] * (longest - len(row)) for row in rows], device=self._device)
+            for name, rows in tokens.items()
+        }
+        encoded["attention_mask"][:, 0] = 1  # a text without tokens is one of padding
         hidden = self._model(**encoded).last_hidden_state  # [N, T, D]
         if self._form.pooling == "first":
             pooled = hidden[:, 0]
         else:
             mask = encoded["attention_mask"][:, :, None].to(hidden.dtype)  # [N, T, 1]
             pooled = (hidden * mask).sum(1) / mask.sum(1)
-        vectors: NDArray[np.float32] = torch.nn.functional.normalize(pooled.float(), dim=-1).cpu().numpy()
+        vectors: NDArray[np.float32] = torch.nn.functional.normalize(pooled, dim=-1).cpu().numpy()
         return vectors
+
+
+def _form_of(model: str, family: str) -> Family:
+    """Return the input format: dense is as the folder of sentence-transformers says, if it is one.
+
+    Raises: ValueError where the folder says another pooling than the family, or a step that is not done here.
+    """
+    form = FAMILIES[family]
+    modules = {str(each["type"]).rpartition(".")[2]: each["path"] for each in _read(model, "modules.json") or []}
+    if others := sorted(modules.keys() - {"Transformer", "Pooling", "Normalize"}):
+        raise ValueError(f"its modules.json has the module {others[0]}, and only Transformer and Pooling are done here")
+    if "Pooling" not in modules:
+        return form
+    given = _read(model, f"{modules['Pooling']}/config.json") or {}
+    named = [name for name, is_on in given.items() if name.startswith("pooling_mode_") and is_on is True]
+    said = str(given.get("pooling_mode") or "+".join(named))
+    pooling = _POOLINGS.get(said)
+    if pooling is None:
+        raise ValueError(f"it pools by {said}, and only the mean and the first token (cls) are known here")
+    if family == "dense":
+        prompts = (_read(model, "config_sentence_transformers.json") or {}).get("prompts") or {}
+        return Family(prompts.get("query") or "", prompts.get("document") or prompts.get("passage") or "", pooling)
+    if pooling != form.pooling:
+        raise ValueError(f"it pools by {said}, and --retriever-name {family} by {form.pooling}. Set it to dense")
+    return form
+
+
+def _read(model: str, name: str) -> Any:
+    """Return a JSON file of the model; None without it."""
+    path = cached_file(
+        model,
+        name,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if path is None else json.loads(Path(path).read_bytes())
+
+
+def _check_whole(model: Any, found: Any) -> None:
+    """Raise ValueError for weights that are missing, which transformers fills at random, or that are not used."""
+    if model.config.is_encoder_decoder:
+        raise ValueError("it has an encoder and a decoder, and an encoder alone was expected")
+    if missing := sorted(name for name in found["missing_keys"] if not name.startswith("pooler.")):
+        raise ValueError(f"it has no weights {missing[0]}, so its vectors would be random")
+    if unused := sorted(name for name in found["unexpected_keys"] if _OF_A_LAYER.search(name)):
+        raise ValueError(f"the model of its config.json does not use its weights {unused[0]}")
+
+
+def _num_positions(model: Any) -> int:
+    """Return how many tokens an encoder can read. RoBERTa's first positions stand for padding."""
+    embeddings = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
+    positions = getattr(model.config, "max_position_embeddings", None) or _ANY_NUMBER
+    offset = getattr(embeddings, "padding_idx", None)
+    return int(positions if offset is None else positions - offset - 1)
