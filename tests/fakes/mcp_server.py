@@ -4,6 +4,7 @@ Without a port it speaks over stdin and stdout. Its tools answer, refuse, hang, 
 """
 
 import asyncio
+import math
 import os
 import sys
 import time
@@ -33,6 +34,11 @@ async def keep(note: str) -> str:
 @server.tool(description="Knows nothing.")
 async def refuse(text: str) -> str:
     raise ValueError(f"there is no {text}")
+
+
+@server.tool(description="Is not a number, which JSON writes as null, against the tool's own schema.")
+async def nan() -> float:
+    return math.nan
 
 
 @server.tool(description="Answers after so many seconds.")

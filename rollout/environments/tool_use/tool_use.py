@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from protocol.one_line import one_line
 from protocol.settings.tools import ToolsSettings
 from rollout.environments.base import Chat, Messages, ModelTool, Prompt, Resources, Step, Task, ToolRefusal, Turn
 from rollout.environments.tool_use.arguments import fit_arguments
@@ -160,7 +159,8 @@ class ToolUse:
                 raise ToolRefusal(f"there is no tool {call.name[:100]}. There are: {', '.join(names)}")
             return await self._toolbox.answer(call.name, call.arguments)
         except ToolRefusal as refusal:
-            return ToolReply(f"Error: {one_line(refusal)}")
+            # Whole, as an answer is: the last line of a traceback says what is wrong.
+            return ToolReply(f"Error: {refusal}".encode(errors="replace").decode())
 
     def _message(self, call: Call, text: str) -> dict[str, Any]:
         # Some templates ask for a name, Mistral's for an id of 9 characters.

@@ -8,7 +8,7 @@ import pytest
 from protocol.errors import NeighbourError, SettingsError
 from protocol.settings.tools import ToolsSettings
 from protocol.wire.trajectory import Trajectory
-from rollout.environments.base import Resources, Task
+from rollout.environments.base import Resources, Task, ToolRefusal
 from rollout.environments.tool_use.tool_use import make_tool_use
 from rollout.episodes.conversation import SampleTask
 from rollout.neighbours.node import Node
@@ -147,6 +147,15 @@ async def test_mistake_of_the_policy_is_a_result_that_says_what_is_wrong(turn: s
     trajectory, engine = await _played(HERMES, lambda context: next(said))
     assert told in _texts(trajectory, engine)[2]
     assert trajectory.facts.finish == "answer"
+
+
+async def test_refusal_of_a_tool_is_read_whole_like_an_answer() -> None:
+    refusal = "Traceback\n" + "  File a.py\n" * 60 + "ZeroDivisionError: \ud800"
+    said = iter([_calling(HERMES), "It is 144.<|im_end|>"])
+    tool, limits = Echo(ToolRefusal(refusal)), {"max_observation_tokens": 3000}
+    trajectory, engine = await _played(HERMES, lambda context: next(said), tool, **limits)
+    whole = f"Error: {refusal}".replace("\ud800", "?")
+    assert _texts(trajectory, engine)[2] == HERMES.result.format(text=whole)
 
 
 async def test_several_calls_of_a_turn_are_answered_in_order_up_to_the_limit() -> None:

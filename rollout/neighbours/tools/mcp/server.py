@@ -134,12 +134,12 @@ class McpClient:
             elif error.code == CONNECTION_CLOSED:
                 connection.leave()
             raise NeighbourError(self._boundary, one_line(error.message)) from error
-        except Exception as error:  # errors of the library, of the network, of the server's messages
-            connection.leave()
+        except Exception as error:  # errors of the library, of the network, of one result, such as its structure
+            await self._check_alive(connection)
             raise NeighbourError(self._boundary, describe_error(error)) from error
 
     async def _check_alive(self, connection: McpConnection) -> None:
-        """Check that a server still answers after a call that hung. Otherwise end the session."""
+        """Check that a server still answers after a call that failed. Otherwise end the session."""
         if connection.is_over:
             return
         try:

@@ -71,6 +71,16 @@ async def test_calls_of_one_server_are_answered_refused_or_given_up_each_by_itse
             await client.call("refuse", {"text": "x"})
 
 
+async def test_result_against_the_tools_own_schema_costs_no_other_call_its_answer_or_its_server() -> None:
+    async with _client() as client:
+        others = asyncio.create_task(client.call("wait", {"seconds": 0.5}))
+        first = (await client.call("keep", {"note": "a"})).split()[0]
+        with pytest.raises(NeighbourError, match="Invalid structured content returned by tool nan"):
+            await client.call("nan", {})
+        assert await others == "waited"
+        assert (await client.call("keep", {"note": "b"})).split()[:2] == [first, "2"]
+
+
 async def test_arguments_that_cannot_be_sent_cost_no_other_call_its_answer() -> None:
     async with _client() as client:
         others = asyncio.create_task(client.call("wait", {"seconds": 0.5}))
