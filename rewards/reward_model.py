@@ -6,6 +6,7 @@ output is that of its first token. Models of OpenRLHF, TRL and DeepSpeed-Chat lo
 Samples of several requests share a batch, sorted by length.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from rewards.sample import Sample, Score, Scorer
 
 # Samples that are read from the queue at a time, then batched by length.
 _QUEUE_BATCH = 256
+# Relative difference of equal rewards by dtype.
+_ROUNDING = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,6 @@ class RewardModel:
 
     def __init__(self, options: ModelOptions) -> None:
         """Raises: OperatorError if the folder is not a reward model."""
-        self._options = options
         self._device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._tokenizer, self._model = _load(options)
         self._model.to(self._device).eval()
@@ -52,14 +54,19 @@ class RewardModel:
         self._max_tokens = min(options.max_tokens, _num_positions(self._model) or options.max_tokens)
         pad = self._tokenizer.pad_token_id
         self._pad = pad if pad is not None else 0  # masked, so any token works
+        self._batch_tokens = options.batch_tokens
         if self._is_encoder:
             self.score(["a " * 2 * self._max_tokens])  # the longest text, before the first request
+            # Some encoders, such as ConvBERT and FNet, read padding too: each of their texts is a pass by itself.
+            alone, beside = self.score(["a"])[0], self.score(["a", "a " * 40])[0]
+            if not math.isclose(alone, beside, rel_tol=_ROUNDING[options.dtype], abs_tol=_ROUNDING[options.dtype] / 10):
+                self._batch_tokens = 1
 
     def score(self, texts: Sequence[str]) -> list[float]:
         """Return each text's reward; blocks during the forward passes."""
         rows = [self._cut(ids) or [self._pad] for ids in self._encode(texts)]
         rewards = [0.0] * len(rows)
-        for batch in _batches([len(row) for row in rows], self._options.batch_tokens):
+        for batch in _batches([len(row) for row in rows], self._batch_tokens):
             for index, value in zip(batch, self._forward([rows[i] for i in batch]), strict=True):
                 rewards[index] = (value - self._mean) / self._std
         return rewards

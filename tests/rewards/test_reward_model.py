@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
     Gemma2Config,
@@ -161,6 +163,26 @@ def test_long_text_of_an_encoder_keeps_its_first_token(tmp_path: Path, family: s
     model = RewardModel(ModelOptions(str(tmp_path), device="cpu"))
     long, same = model.score(["where " * 40 + "is a town", "where " * 11 + "is a town"])
     assert long == pytest.approx(same, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "fnet", "convbert"])
+def test_reward_of_an_encoder_is_its_own_alone_and_beside_others_though_it_reads_padding(
+    tmp_path: Path, kind: str
+) -> None:
+    shape = {"hidden_size": 32, "embedding_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    sizes = {"intermediate_size": 32, "vocab_size": 32}
+    config = AutoConfig.for_model(kind, **shape, **sizes, initializer_range=0.5, num_labels=1)
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    texts = ["oslo", "where is oslo a town of norway a capital of finland", "turku"]
+    with torch.inference_mode():
+        ids = [torch.tensor([word_tokenizer()(text)["input_ids"]]) for text in texts]
+        expected = [float(model(input_ids=row).logits[0, 0]) for row in ids]
+    scored = RewardModel(ModelOptions(str(tmp_path), device="cpu", max_tokens=64))
+    assert scored.score(texts) == pytest.approx(expected, abs=1e-4)
+    assert (scored._batch_tokens == 1) == (kind != "bert")
 
 
 def test_digest_of_a_served_scorer_is_of_its_name_options_and_model_whatever_its_place(
