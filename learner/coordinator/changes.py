@@ -42,7 +42,7 @@ def begin_start(
 ) -> StartChanges:
     """Record what this start, from `from_step` on, gets its samples and scores by; returns what changed."""
     source = settings.rewards.reward_source(settings.rollout.environment)
-    of_environment = _digests(user_files(settings.rollout.environment))
+    of_environment = _digests(_sampling_files(settings))
     sampling = sampled_by(settings, without={"group_size", "temperature"})
     measured_by = f"sampled by {sampling}, solved at {settings.eval.solved_at:g}"
     sets = {one.name: f"{one.identity(settings.rollout.temperature)}, {measured_by}" for one in held_out}
@@ -96,6 +96,12 @@ def _served_code(settings: Settings) -> Iterator[tuple[str, str]]:
         connection.close()
 
 
+def _sampling_files(settings: Settings) -> list[Path]:
+    """Return the user's files of the environment, and those that a command of an MCP server names."""
+    named = [Path(server.folder, part) for server in settings.tools.mcp for part in server.command[1:]]
+    return [*user_files(settings.rollout.environment), *(file for file in named if file.is_file())]
+
+
 def _digests(files: Sequence[Path]) -> dict[str, str]:
     return {str(path): sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -108,5 +114,5 @@ def sampled_by(settings: Settings, *others: object, without: Set[str] = frozense
     rollout = settings.rollout.model_dump(mode="json", exclude={*_OF_SERVERS, *without})
     sections = (settings.sampling, settings.tools, settings.agents, settings.retriever)
     given = [rollout, settings.rewards.credit, *(section.model_dump(mode="json") for section in sections), *others]
-    given.append(_digests(user_files(settings.rollout.environment)))
+    given.append(_digests(_sampling_files(settings)))
     return sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()

@@ -93,6 +93,21 @@ def test_operator_is_told_once_when_a_file_of_the_users_code_was_edited(tmp_path
     assert script.resume(0, **sections).coordinator.status().notices == ()
 
 
+def test_edited_file_of_an_mcp_servers_command_is_said_and_earlier_samples_are_not_trained(tmp_path: Path) -> None:
+    (file := tmp_path / "tools.py").write_text("tools")
+    server = {"name": "mine", "command": ["python", "tools.py", "--port"], "folder": str(tmp_path)}
+    sections = {"rollout": {"environment": "tools"}, "tools": {"mcp": [server]}}
+    script = Script(tmp_path, settings_of(**sections))
+    (lease, *_) = script.demand()
+    late = script.trajectory("s1", lease, 0)
+    file.write_text("other tools")
+    script = script.resume(0, **sections)
+    assert script.coordinator.status().notices == (
+        f"{file} has changed since the last start: steps from 1 on use it as it is now.",
+    )
+    assert script.send_trajectory("s1", late).outcome == "unknown"
+
+
 def test_operator_is_told_once_when_the_scorer_behind_an_endpoint_has_changed(tmp_path: Path) -> None:
     scorer: Any = SimpleNamespace(digest="before")
     with serving(RewardService(scorer, "f.py").app()) as address:
