@@ -288,8 +288,7 @@
   let keys = null;
   const isDark = () => (document.documentElement.style.colorScheme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
   addEventListener("hashchange", route);
-  addEventListener("pointerdown", () => { isPressed = true; }, true);
-  for (const end of ["pointerup", "pointercancel", "dragend"]) addEventListener(end, () => setTimeout(() => { isPressed = false; }), true);
+  for (const kind of ["pointerdown", "pointermove", "pointerup", "pointercancel"]) addEventListener(kind, event => { isPressed = event.buttons % 2 === 1; }, true);  // the left one
   addEventListener("keydown", event => {
     if (/^(INPUT|SELECT)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "/") { const field = view.querySelector("input[type=search]"); if (field) { event.preventDefault(); field.focus(); } }

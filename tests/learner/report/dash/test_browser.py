@@ -157,6 +157,18 @@ def test_rows_do_not_change_places_while_the_list_is_open(open_page: Any, runs: 
     assert page.locator("tbody td:nth-child(2)").all_inner_texts() == names
 
 
+def test_a_slow_click_opens_a_run_and_a_right_button_stops_no_renewal(open_page: Any, runs: Path) -> None:
+    page = open_page()
+    page.get_by_role("link", name="rival").last.hover()
+    page.mouse.down()
+    page.wait_for_timeout(2_500)
+    page.mouse.up()
+    page.get_by_text("Is it learning?").wait_for()
+    page.mouse.down(button="right")
+    page.get_by_text(f"step {add_step(runs / 'rival')} of 100").wait_for(timeout=_LIVE_MS)
+    page.mouse.up(button="right")
+
+
 def test_opened_events_stay_open(open_page: Any, runs: Path) -> None:
     with sqlite3.connect(runs / "going" / "ledger.sqlite") as db:
         db.execute("INSERT INTO events VALUES (?, 'server_lost', 'rollout-1 answers no more')", (time.time(),))
