@@ -44,6 +44,10 @@ def make_dash(runs: Runs) -> FastAPI:
     def cannot_read(_: Request, error: Exception) -> Response:
         return _json({"detail": str(error)}, 404 if isinstance(error, FileNotFoundError) else 503)
 
+    @app.exception_handler(OverflowError)
+    def too_large(_: Request, error: OverflowError) -> Response:
+        return _json({"detail": "a number of the request is larger than any record's"}, 422)
+
     @app.get("/", response_class=HTMLResponse)
     def index() -> HTMLResponse:
         return HTMLResponse(page)

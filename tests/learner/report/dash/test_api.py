@@ -81,6 +81,12 @@ def test_only_the_token_opens_the_page_and_a_wrong_question_is_named(page: Page)
     assert (unknown.status_code, unknown.json()["detail"]) == (404, "no run is named ../one")
     assert page.client.get("/api/trajectories", params={"run": "one", "order": "reward; --"}).status_code == 422
     assert page.client.get("/api/sample", params={"run": "one", "id": 999}).status_code == 404
+    for path, name in (("sample", "id"), ("trajectories", "step")):
+        large = page.client.get(f"/api/{path}", params={"run": "one", name: 10**20})
+        assert (large.status_code, large.json()["detail"]) == (
+            422,
+            "a number of the request is larger than any record's",
+        )
 
 
 def test_prometheus_reads_the_newest_values_and_every_panel_of_grafana_has_a_metric(page: Page, folder: Path) -> None:
