@@ -26,7 +26,7 @@ NOT_IN_A_TABLE = {
 def test_settings_accept_the_names_of_the_tables_and_no_others() -> None:
     of_groups, of_tokens = names.ADVANTAGES_OF_GROUPS, names.ADVANTAGES_OF_TOKENS
     assert {*of_groups, *of_tokens} == set(ADVANTAGES)
-    assert {name: each.min_group for name, each in ADVANTAGES.items() if each.of_groups} == of_groups
+    assert {name for name, each in ADVANTAGES.items() if each.of_groups} == set(of_groups)
     assert {name: each.needs_critic for name, each in ADVANTAGES.items() if each.of_tokens} == of_tokens
     assert set(names.LOSSES) == set(LOSSES)
     assert {name for name, each in LOSSES.items() if not each.has_ratio} == {"reinforce"}
