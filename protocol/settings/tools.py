@@ -41,9 +41,10 @@ class HttpTool(Section):
                     f"has the property {name!r}, which is not a schema. Expected one such as {{'type': ..}}"
                 )
         required = parameters.get("required", [])
-        if not isinstance(required, list) or (unknown := [name for name in required if name not in properties]):
-            unlisted = f"requires {unknown[0]!r}, which is none of its properties" if isinstance(required, list) else ""
-            raise ValueError(unlisted or "has a `required` that is not a list of names")
+        if not isinstance(required, list):
+            raise ValueError("has a `required` that is not a list of names")
+        if unknown := [name for name in required if name not in properties]:
+            raise ValueError(f"requires {unknown[0]!r}, which is none of its properties")
         return parameters
 
 

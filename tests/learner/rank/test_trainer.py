@@ -121,18 +121,20 @@ def test_metrics_hold_the_pushs_times() -> None:
     assert {"time/wait_s", "time/train_s", "policy/loss", "policy/kl_sampler"} <= set(peers.metrics)
 
 
-def test_weights_are_pushed_again_to_everyone_when_no_server_holds_them() -> None:
-    peers = Peers([None, []])
+@pytest.mark.parametrize(
+    ("answers", "done"),
+    [
+        ([None, []], [("leave out",), ("push", 0)]),  # no server holds the weights: they are pushed again to all
+        ([["s2"]], [("leave out", "s2"), ("push", 1)]),  # the coordinator cannot reach s2
+    ],
+)
+def test_push_leaves_out_servers_out_of_reach_and_is_repeated_when_none_has_it(
+    answers: list[list[str] | None], done: list[tuple[Any, ...]]
+) -> None:
+    peers = Peers(answers)
     _trainer(peers, every=0).train()
 
-    assert peers.done[:3] == [("push", 0), ("leave out",), ("push", 0)]
-
-
-def test_servers_that_the_coordinator_cannot_reach_are_left_out_of_the_steps_push() -> None:
-    peers = Peers([["s2"]])
-    _trainer(peers, every=0).train()
-
-    assert peers.done[:3] == [("push", 0), ("leave out", "s2"), ("push", 1)]
+    assert peers.done[:3] == [("push", 0), *done]
 
 
 def test_rank_reports_its_phases() -> None:

@@ -14,6 +14,7 @@ from protocol.settings.loader import (
     settings_help,
 )
 from protocol.settings.settings import Settings
+from tests.protocol.settings.refusal import yaml_file
 
 
 def refusal(options: list[str], config: Path | None = None) -> str:
@@ -21,12 +22,6 @@ def refusal(options: list[str], config: Path | None = None) -> str:
         load_settings(config, options)
     assert caught.value.exit_code == 2
     return str(caught.value)
-
-
-def yaml_file(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "settings.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def test_load_returns_the_defaults_when_nothing_is_given() -> None:

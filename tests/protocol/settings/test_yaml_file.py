@@ -7,6 +7,7 @@ import pytest
 from protocol.errors import SettingsError
 from protocol.settings.loader import load_settings
 from protocol.settings.settings import Settings
+from tests.protocol.settings.refusal import yaml_file
 
 
 def refusal(config: Path) -> str:
@@ -15,29 +16,21 @@ def refusal(config: Path) -> str:
     return str(caught.value)
 
 
-def yaml_file(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "settings.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
 def test_load_explains_a_file_that_is_no_yaml(tmp_path: Path) -> None:
     config = yaml_file(tmp_path, "learner: [1\n")
     assert refusal(config).startswith(f"settings: --config {config} is not YAML: while parsing a flow sequence")
 
 
-def test_load_refuses_a_key_that_stands_twice(tmp_path: Path) -> None:
-    config = yaml_file(tmp_path, "learner:\n  lr: 1\n  betas: [0, 0]\n  lr: 2\n")
-    assert refusal(config) == (
-        f"settings: --config {config} line 4 has lr again, which line 2 has already. Keep one of the two."
-    )
-
-
-def test_load_refuses_a_section_that_stands_twice(tmp_path: Path) -> None:
-    config = yaml_file(tmp_path, "run: {seed: 1}\nlearner: {lr: 1}\nrun: {name: a}\n")
-    assert refusal(config) == (
-        f"settings: --config {config} line 3 has run again, which line 1 has already. Keep one of the two."
-    )
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("learner:\n  lr: 1\n  betas: [0, 0]\n  lr: 2\n", "line 4 has lr again, which line 2 has already."),
+        ("run: {seed: 1}\nlearner: {lr: 1}\nrun: {name: a}\n", "line 3 has run again, which line 1 has already."),
+    ],
+)
+def test_load_refuses_a_key_or_section_that_stands_twice(tmp_path: Path, text: str, problem: str) -> None:
+    config = yaml_file(tmp_path, text)
+    assert refusal(config) == f"settings: --config {config} {problem} Keep one of the two."
 
 
 def test_load_takes_a_merged_map_whose_keys_are_given_anew(tmp_path: Path) -> None:
