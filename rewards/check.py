@@ -222,11 +222,17 @@ def _await_listener(url: str, timeout_s: float) -> None:
     Other faults of the address return at once; the first request reports them.
     """
     with suppress(OSError, httpx.InvalidURL):
-        address = httpx.URL(url)
+        address = listener_of(url)
         for _ in until(timeout_s, poll_s=0.2):
             with suppress(ConnectionRefusedError):
-                socket.create_connection((address.host, address.port or 80), timeout=_CONNECT_S).close()
+                socket.create_connection(address, timeout=_CONNECT_S).close()
                 return
+
+
+def listener_of(url: str) -> tuple[str, int]:
+    """Return the host and port that a URL's requests go to. Raises: httpx.InvalidURL."""
+    address = httpx.URL(url)
+    return address.host, address.port or (443 if address.scheme == "https" else 80)
 
 
 async def _check(arguments: argparse.Namespace) -> int:

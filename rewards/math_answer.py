@@ -2,9 +2,8 @@
 
 The answer is the last `<answer>` of the response, else the last `\\boxed{..}`, else the last expression. Several boxes
 may also be the parts of a label. An `<answer>` holds one expression, as a label does: a list of guesses is not equal to
-one of them. A policy may write
-expressions that no computer can evaluate, such as 9^9^9^9. So answers are compared in separate processes with limits on
-processor time and memory. An answer that exceeds them is not equal.
+one of them. A policy may write expressions that no computer can evaluate, such as 9^9^9^9. So answers are compared in
+separate processes with limits on processor time and memory. An answer that exceeds them is not equal.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The learner's half of the weight push: every rollout server gets a new policy version, or has a fault.
 
 Example:
-    pusher = WeightPusher(servers, address, "gloo", Limits(deadline_s=60.0))
+    pusher = WeightPusher(servers, address, "gloo", deadline_s=60.0)
     while training:
         report = pusher.push(version, plan, gathered_buckets)       # states 1 to 4
         pusher.verify(version, probe_tokens, judge)                 # state 5

@@ -15,7 +15,7 @@ import pytest
 
 from protocol.errors import OperatorError
 from rewards.bundled import scorer_named
-from rewards.check import Endpoint, Finding, Probe, _seconds, findings, read_headers, read_samples
+from rewards.check import Endpoint, Finding, Probe, _seconds, findings, listener_of, read_headers, read_samples
 from rewards.service import RewardService
 from tests.fakes.http_servers import (
     Answer,
@@ -215,3 +215,10 @@ def test_invalid_header_is_rejected(header: str) -> None:
 def test_invalid_time_limit_is_rejected(limit: str) -> None:
     with pytest.raises(ArgumentTypeError, match="is not a time limit"):
         _seconds(limit)
+
+
+@pytest.mark.parametrize(
+    ("url", "port"), [("http://host/p", 80), ("https://host/p", 443), ("https://host:8443/p", 8443)]
+)
+def test_listener_has_the_port_of_the_url_or_of_its_scheme(url: str, port: int) -> None:
+    assert listener_of(url) == ("host", port)
