@@ -18,7 +18,7 @@ from learner.coordinator.groups.evaluations import Evaluations, EvaluationSchedu
 from learner.coordinator.groups.written_answers import WrittenAnswers
 from learner.coordinator.steps.step_batch import StepBatch
 from learner.data.text_decoder import TextDecoder
-from learner.disk.run_folder import parse_metrics_line, with_present_names
+from learner.disk.run_folder import parse_metrics_line
 from learner.ledger.ledger import HELD_LINE, Ledger
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
@@ -41,7 +41,7 @@ class StepLine:
 
     @classmethod
     def from_json(cls, line: Mapping[str, float]) -> "StepLine":
-        values = {k: v for k, v in with_present_names(line).items() if k not in ("step", "policy_version")}
+        values = {k: v for k, v in line.items() if k not in ("step", "policy_version")}
         return cls(int(line["step"]), int(line["policy_version"]), values)
 
 
