@@ -154,7 +154,7 @@ class Runs:
     def all(self) -> list[RunFolder]:
         """Return the runs, newest write first."""
         with self._lock:
-            for path in _run_folders(self._folder, _DEPTH):
+            for path in _run_folders(self._folder, self._folder, _DEPTH):
                 name = self._folder.name if path == self._folder else str(path.relative_to(self._folder))
                 name = name.encode("utf-8", "backslashreplace").decode()  # a folder's name may be any bytes
                 if name not in self._runs:
@@ -167,14 +167,15 @@ class Runs:
         return self._runs[name] if name in self._runs else {run.name: run for run in self.all()}[name]
 
 
-def _run_folders(folder: Path, depth: int) -> Sequence[Path]:
+def _run_folders(folder: Path, root: Path, depth: int) -> Sequence[Path]:
     try:
         if (folder / SETTINGS).exists() or (folder / "metrics.jsonl").exists():
             return [folder]
         children = sorted(path for path in folder.iterdir() if path.is_dir()) if depth else []
+        children = [path for path in children if not (path.is_symlink() and path.resolve().is_relative_to(root))]
     except OSError:  # a folder that may not be read, or has just gone
         return []
-    return [found for child in children for found in _run_folders(child, depth - 1)]
+    return [found for child in children for found in _run_folders(child, root, depth - 1)]
 
 
 def _mtime(path: Path) -> float:

@@ -134,6 +134,16 @@ def test_a_name_that_is_not_utf_8_is_shown(folder: Path, tmp_path: Path) -> None
     assert (answer.status_code, "is missing" in answer.json()["detail"]) == (404, True)
 
 
+def test_a_link_to_a_run_of_the_folder_is_not_another_run(folder: Path, tmp_path: Path) -> None:
+    (folder / "latest").symlink_to(folder / "one")
+    (folder / "all").symlink_to(folder)
+    elsewhere = (folder / "one").rename(tmp_path / "elsewhere")
+    shutil.copytree(elsewhere, folder / "one")
+    (folder / "linked").symlink_to(elsewhere)
+    names = {run["name"] for run in Page(folder, tmp_path / "indexes").get("runs")}
+    assert names == {"one", "linked"}
+
+
 def test_a_list_of_runs_that_did_not_change_costs_little(folder: Path, tmp_path: Path) -> None:
     metrics = folder / "one" / "metrics.jsonl"
     line = read_lines(metrics)[3] | {f"reward/log/em/{i}": i / 7 for i in range(40)}
