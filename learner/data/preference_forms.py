@@ -11,7 +11,7 @@ chosen, rejected: input_ids and a mask each                tokens before the fir
 
 from typing import Any
 
-from learner.data.sft_forms import BadRowError, Chat, Content, recognise, refuse_unread
+from learner.data.sft_forms import BadRowError, Chat, Content, Tokens, recognise, refuse_unread
 
 _ANSWERS = ("chosen", "rejected")
 _LAST_MESSAGE = "messages + rejected_response"
@@ -30,7 +30,18 @@ def recognise_pair(row: dict[str, Any]) -> tuple[str, list[Content]]:
     refuse_unread(row, ("prompt", *read))
     if rows[0] == rows[1]:
         raise BadRowError("has equal answers in chosen and rejected: they say nothing about each other")
-    return form, [recognise(each)[1] for each in rows]
+    contents = [recognise(each)[1] for each in rows]
+    chosen, rejected = map(_prompt_of, contents)
+    if chosen != rejected:
+        raise BadRowError("has chosen and rejected answers to two prompts: the tokens before the learnt ones differ")
+    return form, contents
+
+
+def _prompt_of(content: Content) -> list[int]:
+    """Return the tokens before the first learnt one, of a row of tokens. The very first one is never learnt."""
+    if not isinstance(content, Tokens):
+        return []
+    return content.ids[: next((i for i, weight in enumerate(content.weights) if i and weight), len(content.ids))]
 
 
 def _of_columns(row: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:

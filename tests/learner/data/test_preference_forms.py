@@ -15,6 +15,18 @@ def says(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
+def tokens(*ids: int) -> dict[str, list[int]]:
+    """Return a prompt's tokens with an answer of one."""
+    return {"input_ids": [*ids], "loss_mask": [0] * (len(ids) - 1) + [1]}
+
+
+def test_tokens_are_answers_to_the_tokens_before_the_learnt_ones() -> None:
+    longer = {"input_ids": [5, 6, 8, 9], "loss_mask": [0, 0, 1, 1]}
+    assert recognise_pair({"chosen": tokens(5, 6, 8), "rejected": longer})[0] == "input_ids in chosen + rejected"
+    whole = [{"input_ids": ids} for ids in ([5, 6], [5, 7])]
+    assert recognise_pair({"chosen": whole[0], "rejected": whole[1]})[0] == "input_ids in chosen + rejected"
+
+
 @pytest.mark.parametrize(
     ("row", "prompt"),
     [
@@ -53,6 +65,8 @@ def test_texts_are_completions_of_their_prompt() -> None:
         ({"chosen": "q a", "rejected": "q b"}, "text without a prompt. Add the column prompt"),
         ({"chosen": [USER, says("a")], "rejected": [SYSTEM, says("b")]}, "do not begin with the same message"),
         ({"chosen": [USER, says("a")], "rejected": [USER]}, "the other one continues"),
+        ({"chosen": tokens(5, 6, 8), "rejected": tokens(5, 7, 9)}, "answers to two prompts: the tokens before"),
+        ({"chosen": tokens(5, 6, 8), "rejected": tokens(5, 9)}, "answers to two prompts: the tokens before"),
         ({"prompt": "q", "chosen": 1, "rejected": 2}, "completion is 1, expected a string"),
         ({"system": "s", "prompt": "q", "chosen": "a", "rejected": "b"}, "has the column system, which this form does"),
         ({"images": ["p.png"], "prompt": "q", "chosen": "a", "rejected": "b"}, "has the column images, and only text"),
