@@ -76,7 +76,7 @@ def rows_of(path: Path, origin: Origin, prompts: Sequence[Prompt]) -> set[int]:
     for head, *_ in _lines(path) if path.exists() else ():
         uid = uid_at(prompts, head.row) if head.row < len(prompts) else ""
         for name, is_same in (
-            ("another model", head.weights == origin.weights),
+            ("another model, tokenizer or template", head.weights == origin.weights),
             ("other settings", head.sampled_by == origin.sampled_by),
             ("other prompts", head.uid == uid),
         ):

@@ -98,7 +98,7 @@ def test_more_prompts_than_are_open_at_once_are_all_written(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("origin", "asked", "problem"),
     [
-        (Origin("w2", "s1"), prompts(2, "h"), "another model, in the line of row 0"),
+        (Origin("w2", "s1"), prompts(2, "h"), "another model, tokenizer or template, in the line of row 0"),
         (Origin("w1", "s2"), prompts(2, "h"), "other settings, in the line of row 0"),
         (_ORIGIN, prompts(2, "g"), "other prompts, in the line of row 0"),
         (_ORIGIN, [], "other prompts, in the line of row 0"),
