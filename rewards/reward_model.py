@@ -122,7 +122,9 @@ def _num_positions(model: Any) -> int | None:
     positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     embeddings = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     offset = getattr(embeddings, "padding_idx", None)
-    return positions if positions is None or offset is None else positions - offset - 1
+    if positions is None or positions < 0:  # XLNet says -1
+        return None
+    return positions if offset is None else positions - offset - 1
 
 
 def _load(options: ModelOptions) -> tuple[Any, Any]:

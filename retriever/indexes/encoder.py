@@ -166,6 +166,6 @@ def _check_whole(model: Any, found: Any) -> None:
 def _num_positions(model: Any) -> int:
     """Return how many tokens an encoder can read. RoBERTa's first positions stand for padding."""
     embeddings = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
-    positions = getattr(model.config, "max_position_embeddings", None) or _ANY_NUMBER
+    positions = max(0, getattr(model.config, "max_position_embeddings", None) or 0) or _ANY_NUMBER  # XLNet: -1
     offset = getattr(embeddings, "padding_idx", None)
     return int(positions if offset is None else positions - offset - 1)

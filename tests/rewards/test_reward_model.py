@@ -165,12 +165,12 @@ def test_long_text_of_an_encoder_keeps_its_first_token(tmp_path: Path, family: s
     assert long == pytest.approx(same, abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["bert", "fnet", "convbert"])
+@pytest.mark.parametrize("kind", ["bert", "fnet", "convbert", "xlnet"])
 def test_reward_of_an_encoder_is_its_own_alone_and_beside_others_though_it_reads_padding(
     tmp_path: Path, kind: str
 ) -> None:
     shape = {"hidden_size": 32, "embedding_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-    sizes = {"intermediate_size": 32, "vocab_size": 32}
+    sizes = {"intermediate_size": 32, "vocab_size": 32, "d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 64}
     config = AutoConfig.for_model(kind, **shape, **sizes, initializer_range=0.5, num_labels=1)
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(config).eval()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertModel, FNetConfig, FNetModel, T5Config, T5Model
+from transformers import BertConfig, BertModel, FNetConfig, FNetModel, T5Config, T5Model, XLNetConfig, XLNetModel
 
 from protocol.errors import OperatorError
 from retriever.indexes.encoder import Encoder
@@ -43,6 +43,12 @@ def _fnet(folder: Path) -> Path:
     return _save(folder, FNetModel(FNetConfig(**shape, initializer_range=0.5)))
 
 
+def _xlnet(folder: Path) -> Path:
+    torch.manual_seed(0)
+    shape = {"vocab_size": 32, "d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 64}
+    return _save(folder, XLNetModel(XLNetConfig(**shape, initializer_range=0.5)))
+
+
 def _few_positions(folder: Path) -> Path:
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
@@ -67,7 +73,7 @@ def _plain(folder: Path, text: str, is_first: bool = False) -> NDArray[np.float3
     ids = torch.tensor([AutoTokenizer.from_pretrained(folder)(text)["input_ids"]])
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
-        hidden = model(input_ids=ids[:, : getattr(model.config, "max_position_embeddings", 512)]).last_hidden_state[0]
+        hidden = model(input_ids=ids).last_hidden_state[0]
     vector: NDArray[np.float32] = (hidden[0] if is_first else hidden.mean(0)).numpy()
     return vector / np.linalg.norm(vector)
 
@@ -81,8 +87,9 @@ def _plain(folder: Path, text: str, is_first: bool = False) -> NDArray[np.float3
         _bfloat16,
         _fnet,
         _few_positions,
+        _xlnet,
     ],
-    ids=["bert", "left", "no padding token", "bfloat16", "reads padding", "few positions"],
+    ids=["bert", "left", "no padding token", "bfloat16", "reads padding", "few positions", "no positions"],
 )
 def test_vector_of_a_text_is_the_models_own_alone_and_beside_others(
     tmp_path: Path, make: Callable[[Path], Path]
