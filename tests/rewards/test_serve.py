@@ -69,8 +69,9 @@ def test_openapi_shows_the_bodies(exact_match: httpx.Client) -> None:
     }
 
 
-def test_health_names_the_scorer(exact_match: httpx.Client) -> None:
-    assert exact_match.get("/health").json() == {"status": "ok", "scorer": "exact_match"}
+def test_health_names_the_scorer_and_what_decides_its_scores(exact_match: httpx.Client) -> None:
+    code = scorer_named("exact_match").digest
+    assert exact_match.get("/health").json() == {"status": "ok", "scorer": "exact_match", "code": code}
 
 
 def test_metrics_count_samples(exact_match: httpx.Client) -> None:
