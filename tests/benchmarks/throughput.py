@@ -49,6 +49,15 @@ def main() -> int:
 def measure(work: Path, reward_url: str, max_staleness: int, num_steps: int, seed: int) -> float:
     """Return samples per second from the end of the first step, which waits for the first samples, to the last one."""
     name = f"staleness-{max_staleness}"
+    command = run_command(work, name, reward_url, max_staleness, num_steps, seed)
+    subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+    lines = [json.loads(line) for line in (work / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    seconds = lines[-1]["time_s"] - lines[0]["time_s"]
+    return sum(line["data/num_samples"] for line in lines[1:]) / float(seconds)
+
+
+def run_command(work: Path, name: str, reward_url: str, max_staleness: int, num_steps: int, seed: int) -> list[str]:
+    """Return Python's arguments of a run below work/runs, whose model and prompts are in `work`."""
     settings = {
         "run.name": name,
         "run.dir": str(work / "runs"),
@@ -68,12 +77,7 @@ def measure(work: Path, reward_url: str, max_staleness: int, num_steps: int, see
         "learner.checkpoint_every_steps": 0,
     }
     options = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
-    subprocess.run(
-        [sys.executable, "-m", "learner.run", "--config", "/dev/null", *options], check=True, stdout=subprocess.DEVNULL
-    )
-    lines = [json.loads(line) for line in (work / "runs" / name / "metrics.jsonl").read_text().splitlines()]
-    seconds = lines[-1]["time_s"] - lines[0]["time_s"]
-    return sum(line["data/num_samples"] for line in lines[1:]) / float(seconds)
+    return ["-m", "learner.run", "--config", "/dev/null", *options]
 
 
 def make_model(folder: Path, seed: int) -> None:
