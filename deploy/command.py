@@ -30,6 +30,7 @@ VERBS = {
     "dash": Verb("a live page of your runs, in the browser", "learner.report.dash.command:main"),
     "report": Verb("write a run's report.html, also while it runs", "learner.report.write:main"),
     "diff": Verb("name where two runs part", "learner.report.diff:main"),
+    "replay": Verb("train a kept step again, bit for bit", "learner.rank.replay.command:main"),
     "audit": Verb("prove that each prompt was trained once", "learner.audit.command:main"),
     "eval": Verb("score a model on held-out prompts", "learner.evaluate:main"),
     "generate": Verb("write a model's answers to every prompt of a file", "learner.generation.generate:main"),

@@ -31,7 +31,7 @@ from protocol.wire.trajectory import Trajectory
 _POLL_S = 0.2
 # Batches are large: one rank's share of a step, with facts of all its trajectories. Every list of ToRank has a type, so
 # its values need no limit.
-_LIMITS = Limits(header_bytes=1 << 28, buffer_bytes=1 << 28, num_buffers=3 << 20, total_bytes=1 << 36)
+BATCH_LIMITS = Limits(header_bytes=1 << 28, buffer_bytes=1 << 28, num_buffers=3 << 20, total_bytes=1 << 36)
 
 
 class _Request(NamedTuple):
@@ -62,7 +62,7 @@ class CoordinatorClient:
         self._patience = patience
         self._last_answer: tuple[str, float] | None = None  # its type, and its time in monotonic seconds
         self._stamp: dict[str, Any] = {"run_id": run_id, "incarnation": incarnation}
-        self._decoder: Decoder[Message] = Decoder(ToRank, _LIMITS)
+        self._decoder: Decoder[Message] = Decoder(ToRank, BATCH_LIMITS)
         self._num_requests = 0
         self._complaint = ""  # problem with an answer since the current request was sent
 
@@ -80,7 +80,7 @@ class CoordinatorClient:
             answer, buffers = self._call(NextBatch(**self._stamp, step=step, rank=rank))
             match answer:
                 case Batch():
-                    return answer, _trajectories(answer, buffers)
+                    return answer, trajectories_of(answer, buffers)
                 case RunEnd():
                     return answer.detail
                 case PushAgain():
@@ -189,7 +189,8 @@ def _unexpected(request: str, answer: Message) -> NeighbourError:
     return NeighbourError("coordinator", f"answered {request} with {type(answer).__name__}")
 
 
-def _trajectories(batch: Batch, buffers: list[bytes]) -> dict[int, Trajectory]:
+def trajectories_of(batch: Batch, buffers: list[bytes]) -> dict[int, Trajectory]:
+    """Return a rank's trajectories by index into batch.facts. buffers: of the batch's message."""
     order = [index for part in batch.micro_batches for index in part]
     return {
         index: Trajectory.from_buffers(batch.facts[index], buffers[3 * place : 3 * place + 3])

@@ -27,6 +27,7 @@ from learner.rank.device_switch import SharedDevice
 from learner.rank.mfu import Meter, make_meter, no_mfu
 from learner.rank.process import WAITING_FOR_BATCH, RunPlace
 from learner.rank.push import RankPusher, natural_text
+from learner.rank.replay.kept_steps import KeptSteps, Objective
 from learner.rank.start import Models, World
 from learner.weights.card import OwnCard
 from protocol.node.home import load_keys
@@ -35,8 +36,6 @@ from protocol.weights.controls import ServerControls, learner_name
 from protocol.wire.channel import DealerChannel
 from protocol.wire.messages import Batch
 from protocol.wire.trajectory import Trajectory
-
-Objective = PolicyGradient | Supervised | Preference | Kto | RewardModelling
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,9 @@ def train(
         pusher.device = SharedDevice(parked, pusher.switch_servers, lambda: reduce_max(0.0, own_device()))
     saved = (folder, model, settings.learner.keep_checkpoints, best_of(settings.eval))
     checkpoints = CheckpointWriter(models.roles, coordinator, world.solo, *saved, served_digest=lambda: pusher.digest)
-    objective = _objective_of(settings, models.roles, model)
+    objective = objective_of(settings, models.roles, model)
+    if settings.learner.keep_batches:
+        objective = KeptSteps(objective, settings, folder, lambda: pusher.digest)
     meter = make_meter(models.roles.policy, settings) if is_trained(settings) else no_mfu
     ended = Trainer(world, models, objective, settings, coordinator, pusher, checkpoints, report, meter).train()
     pusher.close()
@@ -192,7 +193,8 @@ def train(
     return ended
 
 
-def _objective_of(settings: Settings, roles: Roles, model: Path) -> Objective:
+def objective_of(settings: Settings, roles: Roles, model: Path) -> Objective:
+    """Return the objective of the settings on this rank. Collective. model: folder of the tokenizer."""
     match settings.objective:
         case "sft":
             return Supervised(roles, settings, model, reduce_tensor)

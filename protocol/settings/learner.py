@@ -254,6 +254,9 @@ class LearnerSettings(AlgorithmSettings):
     )
     checkpoint_every_steps: Count = Field(50, description="Steps between checkpoints; 0: only the last one.")
     keep_checkpoints: CountAboveZero = Field(2, ge=2, description="Valid checkpoints kept on disk.")
+    keep_batches: Count = Field(
+        0, description="Newest steps whose batches are kept in the run folder, for sluice replay; 0: none."
+    )
     copy_checkpoints_to: StoreUrl | None = Field(
         None,
         description="URL of a folder (s3://BUCKET/FOLDER, file:///FOLDER) to which checkpoints are copied in the "

@@ -11,7 +11,7 @@ from torch import Tensor
 from learner.coordinator.groups.group import Group
 from learner.coordinator.steps.step_batch import build_step
 from learner.data.prompts import Prompt
-from learner.rank.rank import _objective_of
+from learner.rank.rank import objective_of
 from learner.rank.start import load_roles
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
@@ -28,7 +28,7 @@ class SluiceSide:
         named = {"reference.model": Path(settings.reference.model)} if settings.reference.model else {}
         self.roles = load_roles(settings, {"policy.model": model, **named}, None, lambda phase: None)
         self.metrics: list[dict[str, float]] = []  # of each step
-        self._objective = _objective_of(settings, self.roles, model)
+        self._objective = objective_of(settings, self.roles, model)
 
     def step(self, number: int, groups: Sequence[Sequence[Answer]]) -> None:
         """Take a step on these groups, put together as the coordinator does it. Raises: OperatorError as `take`."""
