@@ -23,7 +23,7 @@ from protocol.settings.settings import Settings
 
 if TYPE_CHECKING:
     from learner.rank.replay.kept_steps import KeptOutcome
-    from learner.rank.replay.ranks import Job, Replayed
+    from learner.rank.replay.ranks import Job, ReplayResult
 
 _ABOUT = """\
 Train a kept step again from the newest checkpoint before it, and compare its loss, gradient norm and other figures
@@ -124,12 +124,12 @@ def plan_replay(run: Path, step: int, changes: Sequence[str], scratch: Path) -> 
     (scratch / "settings.yaml").write_text(share.settings, encoding="utf-8")
     (scratch / "given.yaml").write_text(share.given, encoding="utf-8")
     settings = load_saved_settings(scratch / "settings.yaml")
-    changed, differences = _changed(scratch / "given.yaml", changes) if changes else (None, {})
+    changed, differences = _change_settings(scratch / "given.yaml", changes) if changes else (None, {})
     steps = [kept[number] for number in range(first, step + 1)]
     return Job(steps, settings, changed, differences, checkpoint, scratch)
 
 
-def _changed(given: Path, changes: Sequence[str]) -> tuple[Settings, dict[str, str]]:
+def _change_settings(given: Path, changes: Sequence[str]) -> tuple[Settings, dict[str, str]]:
     """Return the given settings with the changes of --with, and what that changes: a loss brings settings of its own.
 
     Raises: SettingsError as of sluice run.
@@ -160,7 +160,7 @@ def _check_changes(changed: dict[str, str]) -> None:
             )
 
 
-def figures_of(recorded: "KeptOutcome | None", found: "Replayed") -> list[Figure]:
+def figures_of(recorded: "KeptOutcome | None", found: "ReplayResult") -> list[Figure]:
     """Return the loss and gradient norm first. Held-out rows are not scored again."""
     outcomes = (recorded, found.outcome, found.changed)
     columns = [

@@ -45,7 +45,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """What came of the last step."""
 
     outcome: StepOutcome
@@ -54,7 +54,7 @@ class Replayed:
     notes: list[str]  # sentences for the user
 
 
-def replay_on_ranks(job: Job) -> Replayed:
+def replay_on_ranks(job: Job) -> ReplayResult:
     """Return what comes of a job. Blocks until its ranks have ended.
 
     Raises: OperatorError as `load` does; NeighbourError when a rank ends without a result.
@@ -83,18 +83,18 @@ def replay_on_ranks(job: Job) -> Replayed:
         for rank in ranks:
             rank.terminate()
             rank.join()
-    if isinstance(answer, Replayed):
+    if isinstance(answer, ReplayResult):
         return answer
     raise answer
 
 
-def _first_answer(receiver: Connection, ranks: Sequence[BaseProcess]) -> Replayed | Exception:
+def _first_answer(receiver: Connection, ranks: Sequence[BaseProcess]) -> ReplayResult | Exception:
     """Return what rank 0 found, or the first error. A rank that failed leaves the others waiting for it."""
     while not receiver.poll(_POLL_S):
         if any(rank.exitcode for rank in ranks):
             codes = ", ".join(str(rank.exitcode) for rank in ranks)
             return NeighbourError("replay", f"its ranks ended without a result, with exit codes {codes}")
-    answer: Replayed | Exception = receiver.recv()
+    answer: ReplayResult | Exception = receiver.recv()
     return answer
 
 
@@ -111,7 +111,7 @@ def _be_rank(job: Job, place: RankPlace, listener: socket | None, sender: Connec
         sender.send(found)
 
 
-def replay(job: Job) -> Replayed:
+def replay(job: Job) -> ReplayResult:
     """Return what comes of a job on this rank of a world. Collective. Raises: OperatorError as `load` does."""
     notes: list[str] = []
     last, rank = job.steps[-1], dist.get_rank()
@@ -125,12 +125,12 @@ def replay(job: Job) -> Replayed:
     digest = policy.pushed_digest()
     is_served = digest == share.weights_digest if share.weights_digest else None
     if job.changed is None:
-        return Replayed(_take_step(objective, last, start), None, is_served, notes)
+        return ReplayResult(_take_step(objective, last, start), None, is_served, notes)
     models.roles.save_state(job.scratch / "state")
     before = Checkpoint(job.scratch, models.step, models.version, "", "", digest, policy.digest_form)
     outcome = _take_step(objective, last, start)
     _, other = _begin(job.changed, before, job.checkpoint, notes)
-    return Replayed(outcome, _take_step(other, last, start), is_served, notes)
+    return ReplayResult(outcome, _take_step(other, last, start), is_served, notes)
 
 
 def _begin(
