@@ -22,7 +22,7 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 _NOT_OURS = re.compile(
     r"(^|/)(prompts|held_out|my|mine|\w*my_\w+|score|FILE|settings|given|README|report|corpus|config|game|agent|tools)"
     r"\.(py|yaml|jsonl|md|html)$"
-    r"|^(runs|checkpoints|logs|state|model|random|path|keys|data|wandb|tensorboard|cache|\.venv)/|/golden/older/$"
+    r"|^(runs|checkpoints|batches|logs|state|model|random|path|keys|data|wandb|tensorboard|cache|\.venv)/|/golden/older/$"
 )
 
 
