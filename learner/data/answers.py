@@ -65,9 +65,21 @@ class Answers(_Head, frozen=True, kw_only=True):
 
 
 def read_answers(path: Path) -> Iterator[Answers]:
-    """Yield each row's answers, in the order of the file. Raises: OperatorError when it cannot be read."""
-    for *_, line in _lines(path):
-        yield msgspec.json.decode(line, type=Answers)
+    """Yield each row's answers, in the order of the file. Raises: OperatorError when it or a line cannot be read."""
+    rows = set[int]()
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                answers = msgspec.json.decode(line, type=Answers)
+                if answers.row not in rows:
+                    rows.add(answers.row)
+                    yield answers
+    except msgspec.DecodeError:
+        raise OperatorError(
+            f"{path}:{number} is not a whole line of sluice generate. Give its command again, or another file."
+        ) from None
+    except OSError as error:
+        raise _unusable(path, error) from None
 
 
 def rows_of(path: Path, origin: Origin, prompts: Sequence[Prompt]) -> set[int]:

@@ -81,3 +81,12 @@ def test_mask_is_one_for_the_tokens_of_the_model() -> None:
 def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match=r"none\.jsonl cannot be read or written: No such file"):
         list(read_answers(tmp_path / "none.jsonl"))
+
+
+@pytest.mark.parametrize("wrong", ['{"prompt": "a", "label": "b"}', '{"row": 1, "uid": "u1", "wei', ""])
+def test_line_of_another_kind_and_one_that_was_cut_off_are_named(tmp_path: Path, wrong: str) -> None:
+    path = tmp_path / "out.jsonl"
+    append_answers(path, line(0))
+    path.write_text(path.read_text() + wrong + "\n")
+    with pytest.raises(OperatorError, match=r"out\.jsonl:2 is not a whole line of sluice generate\. Give its command"):
+        list(read_answers(path))
