@@ -4,8 +4,8 @@
 
 All by the verbs a user has, on the running cluster. A model of random weights is fine-tuned on the quick start's
 demonstrations; that model is the start of all others. The teacher is that of 45 steps of the quick start's RL. The
-student has half as many parameters and learns the same demonstrations; then it is distilled on its own samples, in a
-third of these steps, and on the teacher's answers. Iterative DPO (with an NLL term) and rejection sampling have three
+student has half as many parameters and learns the same demonstrations; then it is distilled in a third of these steps,
+once on its own samples and once on the teacher's answers. Iterative DPO (with an NLL term) and rejection sampling have three
 rounds of 1,024 prompts with 8 samples. KTO and the reward model learn from the answers of DPO's first round, the reward
 model without a fifth of the pairs, on which it is measured, and from the start's answers to the other 2,440 prompts.
 PPO sees its rewards alone, with a KL term to the start. A model that is in DIR is not trained again. About half an hour
@@ -30,7 +30,7 @@ from tests.fakes.http_servers import module_serving
 
 _CONFIGS = Path(__file__).parents[2] / "deploy" / "configs"
 _QUICK_START = _CONFIGS / "quickstart.yaml"
-_STUDENT = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 3, "intermediate_size": 192}
+_STUDENT = {"num_key_value_heads": 2, "intermediate_size": 64}
 _NUM_PROMPTS, _NUM_SAMPLES, _NUM_ROUNDS, _RL_STEPS, _PPO_STEPS = 1024, 8, 3, 45, 30
 _RISE, _ACCURACY, _OF_TEACHER = 0.2, 0.95, 0.9
 
@@ -173,12 +173,16 @@ def distil(bench: Bench, student: Path, teacher: Path) -> Path:
 
 
 def distil_on_rows(bench: Bench, student: Path, teacher: Path) -> Path:
-    """Return the student that learns the teacher's distributions on its answers to 512 prompts."""
-    answers, rows = bench.folder / "teacher.jsonl", bench.folder / "teacher_rows.jsonl"
-    sluice("generate", teacher, bench.prompts(), answers, "--config", _QUICK_START)
+    """Return the student that has learnt the teacher's distributions on its answers, in a third of the teacher's steps.
+
+    A step has 512 rows, twice the samples of a step of RL, and is one update.
+    """
+    answers, rows = bench.folder / "taught.jsonl", bench.folder / "teacher_rows.jsonl"
+    sluice("generate", teacher, bench.prompts(), answers, "--samples", _NUM_SAMPLES, "--config", _QUICK_START)
     sluice("select", answers, rows, "--select", "all")
-    config = bench.written("distill", "sft.yaml", **_of_tiny_rows(1e-3, 16, 4), distill={"beta": 0.5})
-    given = {"objective": "distill", "reference__model": teacher, "data__train": rows, "data__shuffle": "false"}
+    config = bench.written("distill", "sft.yaml", **_of_tiny_rows(2e-3, 512, 1))
+    given = {"objective": "distill", "reference__model": teacher, "data__train": rows}
+    given |= {"run__max_steps": _RL_STEPS // 3, "run__max_epochs": "null", "learner__lr_schedule": "linear"}
     return bench.train("student_of_rows", config, student, **given)
 
 
@@ -202,11 +206,6 @@ def main() -> int:
     figures["start"] = bench.score("start", start)
     teacher = bench.train("teacher", _QUICK_START, start, **of_rl(_RL_STEPS))
     figures["teacher"] = bench.score("teacher", teacher)
-    student = make_student(base, bench.folder / "student", arguments.seed)
-    student = bench.train("student_start", sft, student, data__train=demonstrations)
-    figures["student_start"] = bench.score("student_start", student)
-    figures["student_distilled"] = bench.score("student_distilled", distil(bench, student, teacher))
-    figures["student_of_rows"] = bench.score("student_of_rows", distil_on_rows(bench, student, teacher))
 
     bench.written("dpo", "dpo.yaml", **_of_tiny_rows(3e-4, 32, 2), preference={"nll_coefficient": 1.0})
     bench.written("rejection", "sft.yaml", **_of_tiny_rows(1e-3, 16, 4))
@@ -221,6 +220,12 @@ def main() -> int:
     figures["ppo"] = bench.score("ppo", ppo_against(bench, start, reward_model))
     for number, model in enumerate(bench.iterate("rejection", start, "best"), 1):
         figures[f"rejection_{number}"] = bench.score(f"rejection_{number}", model)
+
+    student = make_student(base, bench.folder / "student", arguments.seed)
+    student = bench.train("student_start", sft, student, data__train=demonstrations)
+    figures["student_start"] = bench.score("student_start", student)
+    figures["student_distilled"] = bench.score("student_distilled", distil(bench, student, teacher))
+    figures["student_of_rows"] = bench.score("student_of_rows", distil_on_rows(bench, student, teacher))
 
     risen = ("dpo_1", "dpo_3", "rejection_3", "kto", "ppo")
     met = {name: figures[name] - figures["start"] >= _RISE for name in risen}
