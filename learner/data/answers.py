@@ -66,10 +66,11 @@ class Answers(_Head, frozen=True, kw_only=True):
 
 def read_answers(path: Path) -> Iterator[Answers]:
     """Yield each row's answers, in the order of the file. Raises: OperatorError when it or a line cannot be read."""
-    rows = set[int]()
+    rows, number = set[int](), 0
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for line in file:
+                number += 1
                 answers = msgspec.json.decode(line, type=Answers)
                 if answers.row not in rows:
                     rows.add(answers.row)

@@ -5,11 +5,11 @@
 All by the verbs a user has, on the running cluster. A model of random weights is fine-tuned on the quick start's
 demonstrations; that model is the start of all others. The teacher is that of 45 steps of the quick start's RL. The
 student has half as many parameters and learns the same demonstrations; then it is distilled in a third of these steps,
-once on its own samples and once on the teacher's answers. Iterative DPO (with an NLL term) and rejection sampling have three
-rounds of 1,024 prompts with 8 samples. KTO and the reward model learn from the answers of DPO's first round, the reward
-model without a fifth of the pairs, on which it is measured, and from the start's answers to the other 2,440 prompts.
-PPO sees its rewards alone, with a KL term to the start. A model that is in DIR is not trained again. About half an hour
-on two cores, so not part of CI.
+once on its own samples and once on the teacher's answers. Iterative DPO (with an NLL term) and rejection sampling
+have three rounds of 1,024 prompts with 8 samples. KTO and the reward model learn from the answers of DPO's first
+round, the reward model without a fifth of the pairs, on which it is measured, and from the start's answers to the
+other 2,440 prompts. PPO sees its rewards alone, with a KL term to the start. A model that is in DIR is not trained
+again. About half an hour on two cores, so not part of CI.
 
 holds: the targets beside the figures are met.
 """
