@@ -19,7 +19,7 @@ from learner.models.roles import Roles
 from learner.objectives.preference import Preference
 from protocol.settings.settings import Settings
 from protocol.wire.trajectory import Trajectory
-from tests.learner.objectives.slow_policy_gradient import batch_of, table, trajectories
+from tests.learner.objectives.slow_policy_gradient import V, batch_of, table, trajectories
 from tests.learner.objectives.table_model import TableModel, logprobs_of
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -140,6 +140,29 @@ def test_step_follows_the_gradient_of_a_slow_loop_however_pairs_are_packed(how: 
         losses, _ = take_step(logits, before, micro_batches, **how)
         assert losses == pytest.approx([expected.item()], abs=1e-9)
         assert torch.allclose(logits.detach(), slow.detach() - gradient, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({"loss": "sigmoid"}, 0.6530079916255953),
+        ({"loss": "hinge"}, 0.8268632797816968),
+        ({"loss": "robust", "label_smoothing": 0.2}, 0.5952957515528278),
+        ({"loss": "ipo", "average": True}, 3.0565779557349377),
+        ({"loss": "sigmoid", "average": True}, 0.6942977827751499),
+    ],
+)
+def test_loss_is_that_of_trl_1_16_for_the_same_pairs(how: dict[str, Any], expected: float) -> None:
+    """The numbers are of DPOTrainer._compute_loss; the last is its sigmoid_norm."""
+    policy, before = (formula_table(factor) for factor in (1, 2))
+    losses, _ = take_step(policy, before, [[0, 1, 2, 3, 4, 5]], **how)
+    assert losses == pytest.approx([expected], abs=1e-6)
+
+
+def formula_table(factor: int) -> Tensor:
+    """Return logits that no random generator made."""
+    i, j = torch.arange(V)[:, None], torch.arange(V)
+    return (((3 * i + 5 * j + factor * i * j) % 7).double() / 4).requires_grad_()
 
 
 @pytest.mark.parametrize(("loss", "expected"), [("sigmoid", math.log(2)), ("ipo", 1 / (4 * BETA**2)), ("hinge", 1.0)])
