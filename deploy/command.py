@@ -80,7 +80,6 @@ def _usage() -> str:
             "usage: sluice VERB [OPTIONS]      first: sluice start && sluice run",
             "",
             *lines,
-            "",
             "sluice VERB --help explains a verb; sluice run --help SECTION, a section.",
         ]
     )
