@@ -28,6 +28,7 @@ VERBS = {
     "status": Verb("show this node's processes and their logs", "deploy.cluster.command:main", ("status",)),
     "stop": Verb("end this node's part of a cluster", "deploy.cluster.command:main", ("stop",)),
     "dash": Verb("a live page of your runs, in the browser", "learner.report.dash.command:main"),
+    "traces": Verb("send a run's samples to OpenTelemetry", "learner.report.dash.traces:main"),
     "report": Verb("write a run's report.html, also while it runs", "learner.report.write:main"),
     "diff": Verb("name where two runs part", "learner.report.diff:main"),
     "replay": Verb("train a kept step again, bit for bit", "learner.rank.replay.command:main"),
@@ -78,7 +79,6 @@ def _usage() -> str:
     return "\n".join(
         [
             "usage: sluice VERB [OPTIONS]      first: sluice start && sluice run",
-            "",
             *lines,
             "sluice VERB --help explains a verb; sluice run --help SECTION, a section.",
         ]

@@ -14,10 +14,12 @@ from protocol.errors import FrameError
 from protocol.wire.trajectory import (
     LOGPROBS,
     MASK,
+    MAX_CALLS,
     TOKENS,
     Count,
     Name,
     Seconds,
+    TimedCall,
     TurnReward,
     VersionSpan,
     check_arrays,
@@ -39,6 +41,8 @@ class FinishedTurn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     finish: Literal["stop", "length"]  # stop: end of text or a stop string; length: a token limit
     # stop string that ended it
     stop_string: Annotated[str, msgspec.Meta(max_length=1 << 20)] | None
+    # the turn itself, then the environment's and tools' part of the reply
+    calls: Annotated[list[TimedCall], msgspec.Meta(max_length=MAX_CALLS)] = msgspec.field(default_factory=list)
 
 
 class ConversationPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -72,6 +76,11 @@ class ConversationPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     def end(self) -> int:
         """Place after its last token in the conversation."""
         return self.first_token + self.num_tokens
+
+    @property
+    def num_entries(self) -> int:
+        """Number of its version spans and turns, with two for each call: a message limits it."""
+        return len(self.version_spans) + sum(1 + 2 * len(turn.calls) for turn in self.turns)
 
 
 def split_buffers(parts: Sequence[ConversationPart], buffers: Sequence[bytes], path: str) -> list[list[bytes]]:

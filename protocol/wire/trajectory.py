@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 
 from protocol.errors import FrameError
 
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+MAX_NAME = 200
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 # The bounds exclude NaN, which would be NULL in the ledger and crash the coordinator.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 Finish = Literal["answer", "stop", "length", "turns", "context", "time"]
+CallKind = Literal["turn", "environment", "tool", "reward"]
+MAX_CALLS = 1024
 
 TOKENS = np.dtype("<i4")
 LOGPROBS = np.dtype("<f4")
@@ -46,6 +49,18 @@ class TurnReward(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     end: Count  # place after the turn's last token
     reward: float  # part of the trajectory's reward
+
+
+class TimedCall(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A part of the time that a sample took, in Unix seconds by the clock of the server that spent it."""
+
+    kind: CallKind  # environment: its answer to a turn, with the tools that it called
+    name: Name  # of a tool or reward endpoint; of a turn the reason of its end
+    started_at: Seconds
+    finished_at: Seconds
+    num_attempts: Count = 0  # HTTP requests, retries included; those of the whole batch if a batch was split
+    num_input: Count = 0  # tokens before a turn
+    num_output: Count = 0  # tokens of a turn
 
 
 class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -82,6 +97,8 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     reward_s: Seconds
     # hashes of the indexes that answered its searches; empty: no searches, or no hashes
     content_hashes: Annotated[list[Name], msgspec.Meta(max_length=16)] = msgspec.field(default_factory=list)
+    # turns, environment, tools and rewards, the first MAX_CALLS of them
+    calls: Annotated[list[TimedCall], msgspec.Meta(max_length=MAX_CALLS)] = msgspec.field(default_factory=list)
     # final answer of an evaluation's sample, in the form that is compared; empty: no answer; absent: not extracted
     answer: Annotated[str, msgspec.Meta(max_length=200)] | msgspec.UnsetType = msgspec.UNSET
 

@@ -17,11 +17,12 @@ import msgspec
 
 from protocol.errors import FrameError, NeighbourError
 from protocol.settings.rollout import RolloutSettings, SamplingSettings
-from protocol.wire.trajectory import Finish, Trajectory, TrajectoryFacts
+from protocol.wire.trajectory import MAX_CALLS, Finish, TimedCall, Trajectory, TrajectoryFacts
 from rollout.engine.generation import EngineStats, Generation, Sampling
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Task
 from rollout.environments.guard import ENVIRONMENT, GuardedEnvironment
+from rollout.environments.timed_calls import record_calls
 from rollout.episodes.chat_tokens import control_tokens_but_tags
 from rollout.episodes.transcript import Transcript, final_answer
 from rollout.neighbours.reward_client import Score, ScoreRequest
@@ -207,10 +208,10 @@ class Conversation:
             seed=None if is_greedy else _seed_of(self.sample, len(transcript.turns), self._number),
             greedy=is_greedy,
         )
-        started = time.perf_counter()
+        started_at, clock = time.time(), time.perf_counter()
         generation = await self._generate(sampling)
-        transcript.generate_s += time.perf_counter() - started
-        transcript.add_turn(generation)
+        transcript.generate_s += time.perf_counter() - clock
+        transcript.add_turn(generation, started_at)
         return generation
 
     def observe(self, tokens: Sequence[int]) -> bool:
@@ -230,9 +231,10 @@ class Conversation:
         clock, sample, own = time.perf_counter(), self.sample, self.transcript
         text = self._shared.without_control_tokens(own.response_tokens)
         task, num_turns = sample.task, len(own.turns)
-        score = await scorer.score(
-            ScoreRequest(sample.key, prompt, response, task.label, task.columns, text, num_turns)
-        )
+        with record_calls() as calls:
+            score = await scorer.score(
+                ScoreRequest(sample.key, prompt, response, task.label, task.columns, text, num_turns)
+            )
         reward_s = time.perf_counter() - clock
         reward, parts = score.reward, dict(score.parts)
         if own.reward is not None:
@@ -241,7 +243,7 @@ class Conversation:
         logs = {**own_logs, **score.logs}
         try:
             facts = msgspec.structs.replace(
-                self._facts(how, reward, parts, reward_s),
+                self._facts(how, reward, parts, reward_s, calls),
                 reward_score=score.filter_score if own.score is None else own.score,
                 reward_logs=dict(itertools.islice(logs.items(), _MAX_LOGS)),
             )
@@ -275,8 +277,11 @@ class Conversation:
             raise NeighbourError("engine", f"request {request_id} ended with {ending}")
         return generation
 
-    def _facts(self, how: Finish, reward: float, parts: Mapping[str, float], reward_s: float) -> TrajectoryFacts:
+    def _facts(
+        self, how: Finish, reward: float, parts: Mapping[str, float], reward_s: float, scored: Sequence[TimedCall]
+    ) -> TrajectoryFacts:
         sample, transcript = self.sample, self.transcript
+        calls = [*(call for turn in transcript.turns for call in turn.calls), *scored]
         return TrajectoryFacts(
             group=sample.group,
             sample_index=sample.sample_index,
@@ -299,6 +304,7 @@ class Conversation:
             environment_s=transcript.environment_s,
             reward_s=reward_s,
             content_hashes=transcript.content_hashes[:16],
+            calls=calls[:MAX_CALLS],
             answer=self._answer() if sample.kind == "eval" else msgspec.UNSET,
         )
 

@@ -15,6 +15,7 @@ from rollout.engine.generation import Generation
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Chat, MakeEnvironment, Messages, Observation, Resources, Step, Turn
 from rollout.environments.guard import ENVIRONMENT, GuardedEnvironment
+from rollout.environments.timed_calls import record_calls, timed_call
 from rollout.episodes.chat_tokens import ChatTokens
 from rollout.episodes.conversation import (
     Conversation,
@@ -119,8 +120,10 @@ class EpisodePlayer:
             if listener is not None:
                 await listener.before_step()
             clock = time.perf_counter()
-            step = await environment.step(turn)
+            with record_calls() as calls, timed_call("environment", "step"):
+                step = await environment.step(turn)
             transcript.environment_s += time.perf_counter() - clock
+            transcript.add_calls(calls)
             transcript.add_reward(step.reward)
             transcript.add_figures(step.score, step.logs)
             if step.is_done:

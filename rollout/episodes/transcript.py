@@ -13,7 +13,17 @@ import numpy as np
 
 from protocol.errors import FrameError
 from protocol.wire.conversation import ConversationPart, FinishedTurn, arrays_of
-from protocol.wire.trajectory import LOGPROBS, MASK, TOKENS, Trajectory, TrajectoryFacts, TurnReward, VersionSpan
+from protocol.wire.trajectory import (
+    LOGPROBS,
+    MASK,
+    MAX_CALLS,
+    TOKENS,
+    TimedCall,
+    Trajectory,
+    TrajectoryFacts,
+    TurnReward,
+    VersionSpan,
+)
 from rollout.engine.generation import Generation
 
 _MAX_ANSWER = 200
@@ -91,15 +101,24 @@ class Transcript(msgspec.Struct):
         """Everything after the prompt, observations included."""
         return self.tokens[self.num_prompt_tokens :]
 
-    def add_turn(self, generation: Generation) -> None:
-        """Append the policy's sampled tokens."""
+    def add_turn(self, generation: Generation, started_at: float) -> None:
+        """Append the policy's sampled tokens. started_at: Unix seconds."""
         offset = len(self.tokens)
         self.version_spans += [VersionSpan(offset + s, offset + e, v) for s, e, v in generation.version_spans]
         self.tokens += generation.tokens
         self.logprobs += generation.logprobs
         self.loss_mask += [1] * len(generation.tokens)
         finish: Literal["stop", "length"] = "length" if generation.finish_reason == "length" else "stop"
-        self.turns.append(FinishedTurn(offset, len(self.tokens), finish, generation.stop_string))
+        num = len(generation.tokens)
+        call = TimedCall("turn", finish, started_at, time.time(), num_input=offset, num_output=num)
+        self.turns.append(FinishedTurn(offset, offset + num, finish, generation.stop_string))
+        self.add_calls([call])
+
+    def add_calls(self, calls: Sequence[TimedCall]) -> None:
+        """Append calls of the last turn or of the reply to it, as long as the conversation has fewer than MAX_CALLS."""
+        room = MAX_CALLS - sum(len(turn.calls) for turn in self.turns)
+        last = self.turns[-1]
+        self.turns[-1] = msgspec.structs.replace(last, calls=[*last.calls, *calls[:room]])
 
     def add_observation(self, tokens: Sequence[int]) -> None:
         """Append a reply to the policy; it is never trained."""

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from protocol.errors import NeighbourError
+from rollout.environments.timed_calls import add_attempts, count_attempts
 from rollout.neighbours.http.failures import AttemptFailed, FailureKind
 
 _Item = TypeVar("_Item")
@@ -25,20 +26,22 @@ class Batcher(Generic[_Item, _Result]):
     def __init__(self, size: int, send: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result | Exception]]]) -> None:
         self._size = size
         self._send = send
-        self._waiting: list[tuple[_Item, asyncio.Future[_Result]]] = []
+        self._waiting: list[tuple[_Item, asyncio.Future[tuple[_Result, int]]]] = []  # result, requests that it took
         self._timer: asyncio.TimerHandle | None = None
         self._sending: set[asyncio.Task[None]] = set()
 
     async def add(self, item: _Item) -> _Result:
         """Return the item's result. Raises: the exception of the item or of its batch."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[_Result] = loop.create_future()
+        future: asyncio.Future[tuple[_Result, int]] = loop.create_future()
         self._waiting.append((item, future))
         if len(self._waiting) >= self._size:
             self._flush()
         elif self._timer is None:
             self._timer = loop.call_later(MAX_WAIT_S, self._flush)
-        return await future
+        result, num_attempts = await future
+        add_attempts(num_attempts)
+        return result
 
     async def close(self) -> None:
         """Cancel all batches and their waiting callers."""
@@ -64,9 +67,10 @@ class Batcher(Generic[_Item, _Result]):
             # A task that is cancelled before its first step does not run at all.
             task.add_done_callback(lambda _: [future.cancel() for _, future in batch])
 
-    async def _deliver(self, batch: Sequence[tuple[_Item, "asyncio.Future[_Result]"]]) -> None:
+    async def _deliver(self, batch: Sequence[tuple[_Item, "asyncio.Future[tuple[_Result, int]]"]]) -> None:
         try:
-            results = await self._send([item for item, _ in batch])
+            with count_attempts() as attempts:
+                results = await self._send([item for item, _ in batch])
         except Exception as error:
             for _, future in batch:
                 if not future.done():
@@ -78,7 +82,7 @@ class Batcher(Generic[_Item, _Result]):
             if isinstance(result, Exception):
                 future.set_exception(result)
             else:
-                future.set_result(result)
+                future.set_result((result, attempts.num))
 
 
 async def split_if_refused(

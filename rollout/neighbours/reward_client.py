@@ -22,6 +22,7 @@ from protocol.errors import NeighbourError
 from protocol.http.bodies import SampleScore, read_scores
 from protocol.one_line import one_line
 from protocol.settings.rewards import RewardEndpoint
+from rollout.environments.timed_calls import timed_call
 from rollout.neighbours.batcher import Batcher, split_if_refused
 from rollout.neighbours.http.circuit_breaker import BreakerOpen, CircuitBreaker, first_ready
 from rollout.neighbours.http.endpoint import HttpEndpoint, HttpPolicy
@@ -113,9 +114,10 @@ class EndpointScorer:
 
     async def score(self, request: ScoreRequest) -> SampleScore:
         """Return the endpoint's result for the sample. Raises: NeighbourError; BreakerOpen unless it waits."""
-        if self._batcher is not None:
-            return await self._batcher.add(request)
-        return (await self._call([request]))[0]
+        with timed_call("reward", self.name):
+            if self._batcher is not None:
+                return await self._batcher.add(request)
+            return (await self._call([request]))[0]
 
     async def check(self, row: ScoreRequest | None = None) -> None:
         """Request one reward; a 500 for a data row is retried once.

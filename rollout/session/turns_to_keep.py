@@ -120,7 +120,7 @@ class TurnsToKeep:
                     parts.append(unsent[0])
                     arrays.append(unsent[1])
                     num_tokens += unsent[0].num_tokens
-                    num_entries += len(unsent[0].turns) + len(unsent[0].version_spans)
+                    num_entries += unsent[0].num_entries
             if parts:
                 message = m.TurnsDone(run_id=self._spec.run_id, incarnation=self._spec.incarnation, parts=parts)
                 yield message, [b"".join(each) for each in zip(*arrays, strict=True)]

@@ -158,7 +158,7 @@ def fitting(kept: Mapping[int, FinishedTurns]) -> list[FinishedTurns]:
         part = turns.part
         num_tokens += part.num_tokens
         num_bytes += len(msgspec.msgpack.encode(part))
-        num_entries += len(part.turns) + len(part.version_spans)
+        num_entries += part.num_entries
         if num_tokens > _MAX_TOKENS or num_bytes > _MAX_HEADER_BYTES or num_entries > _MAX_ENTRIES:
             break
         chosen.append(turns)

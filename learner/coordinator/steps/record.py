@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from learner.coordinator.groups.evaluations import Evaluations, EvaluationSchedule
 from learner.coordinator.groups.written_answers import WrittenAnswers
 from learner.coordinator.steps.step_batch import StepBatch
@@ -109,6 +111,7 @@ class RunRecord:
                     "tokens": tokens,
                     "loss_mask": trajectory.loss_mask.tolist(),
                     "version_spans": [[span.start, span.end, span.version] for span in facts.version_spans],
+                    "calls": msgspec.to_builtins(facts.calls),
                     "logprobs": [round(value, 4) for value in trajectory.behaviour_logprobs.tolist()],
                 },
             )

@@ -23,6 +23,7 @@ from learner.report.dash.ledger_rows import MOST_COUNTED, ORDERS, Filter
 from learner.report.dash.logs import merged_logs
 from learner.report.dash.runs import RunFolder, Runs
 from learner.report.dash.sample_index import search_of
+from learner.report.dash.spans import calls_of
 from learner.report.dash.timeline import trace_events
 from learner.report.page import render_page
 from learner.report.plots import Curves, Plot, compared_plots, metric_plots, reward_plot
@@ -152,7 +153,9 @@ def _add_sample_routes(app: FastAPI, runs: Runs) -> None:
     ) -> Response:
         """The newest trajectories and steps as trace events: a file for Perfetto."""
         _, rows = run.ledger.trajectories(Filter(), "newest", 0, newest)
-        return _json(trace_events(rows, run.lines()))
+        ids = run.samples.ids(list({row["group"] for row in rows}))
+        calls = {place: calls_of(run.samples.line(id)) for place, id in ids.items()}
+        return _json(trace_events(rows, run.lines(), calls))
 
     @app.get("/api/group")
     def group(run: Annotated[RunFolder, Depends(find_run)], group: str) -> Response:

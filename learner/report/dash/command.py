@@ -21,7 +21,7 @@ from protocol.http.service import make_server, run_service, serve_app
 from protocol.node.home import sluice_home
 
 _PORT = 8700
-_DEMO = Path(__file__).with_name("demo.zip")  # what the page reads of the folder of a quick start
+DEMO = Path(__file__).with_name("demo.zip")  # what the page reads of the folder of a quick start
 _INDEX_EVERY_S = 1.0
 _END_S = 6.0  # for answers that are under way
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "folder", type=Path, metavar="RUNS_DIR", nargs="?", default=Path("runs"), help="folder of runs, or one run"
     )
-    parser.add_argument("--demo", action="store_true", help="show a short quick start that was recorded")
+    parser.add_argument("--demo", action="store_true", help="show a quick start that was recorded")
     add_listen_options(parser, _PORT)
     return run_service(parser, arguments, _serve)
 
@@ -62,7 +62,7 @@ class PageOfRun:
 def _serve(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="sluice-demo-") as scratch:
         if options.demo:
-            zipfile.ZipFile(_DEMO).extractall(scratch)
+            zipfile.ZipFile(DEMO).extractall(scratch)
             options.folder = Path(scratch)
         _serve_folder(options)
 

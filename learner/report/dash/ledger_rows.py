@@ -101,7 +101,7 @@ class LedgerRows:
                 f"SELECT {_COLUMNS} FROM trajectories WHERE {condition} ORDER BY {ORDERS[order]} LIMIT ? OFFSET ?",
                 [*values, limit, offset],
             )
-        return total, [{**row, "reward_parts": json.loads(row["reward_parts"])} for row in rows]
+        return total, _with_parts(rows)
 
     def story(self, group: str) -> dict[str, Any]:
         """Return a prompt's state, its trajectories, failed samples and wasted tokens."""
@@ -110,12 +110,18 @@ class LedgerRows:
             prompt = _dicts(db, f"SELECT * FROM prompts {of_group}", [group])
             return {
                 "prompt": prompt[0] if prompt else None,
-                "trajectories": _dicts(
-                    db, f"SELECT {_COLUMNS} FROM trajectories {of_group} ORDER BY sample_index", [group]
+                "trajectories": _with_parts(
+                    _dicts(db, f"SELECT {_COLUMNS} FROM trajectories {of_group} ORDER BY sample_index", [group])
                 ),
                 "failures": _dicts(db, f"SELECT * FROM failures {of_group} ORDER BY at", [group]),
                 "waste": _dicts(db, f"SELECT * FROM waste {of_group} ORDER BY at", [group]),
             }
+
+    def first_start(self) -> float:
+        """Return the Unix seconds of the run's first start, which no other run has; 0 before it."""
+        with closing(self._connect()) as db:
+            row = db.execute("SELECT MIN(started_at) FROM incarnations").fetchone()
+        return float(row[0] or 0.0)
 
     def live(self) -> dict[str, Any]:
         """Return prompts by state, and of the newest trajectories the staleness and each server's load."""
@@ -163,6 +169,10 @@ class LedgerRows:
             with contextlib.suppress(OSError):  # another page has made it meanwhile
                 made.rename(target)
         return target / self._path.name
+
+
+def _with_parts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**row, "reward_parts": json.loads(row["reward_parts"])} for row in rows]
 
 
 def _dicts(db: sqlite3.Connection, query: str, values: Sequence[object]) -> list[dict[str, Any]]:

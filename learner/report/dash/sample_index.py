@@ -6,6 +6,7 @@ of each line and the words of its text. It grows with the file, from where the l
 
 import hashlib
 import io
+import json
 import os
 import re
 import sqlite3
@@ -85,9 +86,14 @@ class SampleIndex:
 
     def ids(self, groups: list[str]) -> dict[tuple[str, int], int]:
         """Return the ids of the recorded samples of these groups, by group and sample_index."""
-        marks = ", ".join("?" * len(groups))
-        rows = self._rows(f'SELECT id, "group", sample_index FROM samples WHERE "group" IN ({marks})', *groups)
+        query = 'SELECT id, "group", sample_index FROM samples WHERE "group" IN (SELECT value FROM json_each(?))'
+        rows = self._rows(query, json.dumps(groups))
         return {(row["group"], row["sample_index"]): row["id"] for row in rows}
+
+    def after(self, sample: int, most: int) -> list[dict[str, Any]]:
+        """Return the samples recorded after one: id, step, group and sample_index."""
+        query = 'SELECT id, step, "group", sample_index FROM samples WHERE id > ? ORDER BY id LIMIT ?'
+        return self._rows(query, sample, most)
 
     def neighbours(self, sample: int) -> tuple[int | None, int | None]:
         """Return the ids of the samples recorded before and after one."""
@@ -97,6 +103,15 @@ class SampleIndex:
 
     def sample(self, sample: int, decoder: TextDecoder) -> dict[str, Any]:
         """Return a sample's line, with the text of each token. Raises: KeyError for an unknown id."""
+        line = self.line(sample)
+        num = len(line["tokens"])
+        shown = line["tokens"][:_MOST_TOKENS]
+        texts = decoder.token_texts(shown)
+        before, after = self.neighbours(sample)
+        return {**line, "texts": texts, "num_tokens": num, "problem": decoder.problem, "before": before, "after": after}
+
+    def line(self, sample: int) -> dict[str, Any]:
+        """Return a sample's line. Raises: KeyError for an unknown id."""
         rows = self._rows("SELECT start, length FROM samples WHERE id = ?", sample)
         if not rows:
             raise KeyError(sample)
@@ -106,11 +121,7 @@ class SampleIndex:
                 line: dict[str, Any] = msgspec.json.decode(file.read(rows[0]["length"]))
             except msgspec.DecodeError:  # another file since the last update
                 raise KeyError(sample) from None
-        num = len(line["tokens"])
-        shown = line["tokens"][:_MOST_TOKENS]
-        texts = decoder.token_texts(shown)
-        before, after = self.neighbours(sample)
-        return {**line, "texts": texts, "num_tokens": num, "problem": decoder.problem, "before": before, "after": after}
+        return line
 
     def _read_some(self) -> bool:
         """Index some lines; returns whether there are more."""

@@ -8,47 +8,49 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from learner.report.dash.spans import lease_spans, step_parts
+from protocol.wire.trajectory import TimedCall
+
 _LEARNER = 1
-# Parts of a step in order; the step's end is `at_s`.
-_PARTS = (("time/wait_s", "wait"), ("time/train_s", "train"), ("time/push_s", "push"))
+Calls = Mapping[tuple[str, int], Sequence[TimedCall]]  # of recorded samples by group and sample_index
 
 
-def trace_events(trajectories: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def trace_events(
+    trajectories: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, float]], calls: Calls
+) -> dict[str, Any]:
     """Return the file's content. trajectories: rows of the ledger. lines: of metrics.jsonl."""
     servers = {name: _LEARNER + 1 + i for i, name in enumerate(sorted({str(row["server"]) for row in trajectories}))}
     names = {_LEARNER: "learner", **{pid: name for name, pid in servers.items()}}
     starts = [row["started_at"] for row in trajectories] + [line["at_s"] for line in lines if "at_s" in line]
     since = min(starts, default=0.0)
     events = [{"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}} for pid, name in names.items()]
-    events += _steps([line for line in lines if line.get("at_s", 0.0) >= since], since)
+    for line in lines:
+        if line.get("at_s", 0.0) >= since:
+            parts = step_parts(line)
+            events += [
+                _event(name, _LEARNER, 1, start, end, since, {"step": line["step"]}) for name, start, end in parts
+            ]
     for server, pid in servers.items():
-        events += _rows([row for row in trajectories if row["server"] == server], pid, since)
+        events += _rows([row for row in trajectories if row["server"] == server], pid, since, calls)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _steps(lines: Sequence[Mapping[str, float]], since: float) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        start = line["at_s"] - sum(line.get(key, 0.0) for key, _ in _PARTS)
-        for key, name in _PARTS:
-            if seconds := line.get(key, 0.0):
-                yield _event(name, _LEARNER, 1, start, seconds, since, {"step": line["step"]})
-                start += seconds
-
-
-def _rows(trajectories: Sequence[Mapping[str, Any]], pid: int, since: float) -> Iterator[dict[str, Any]]:
+def _rows(trajectories: Sequence[Mapping[str, Any]], pid: int, since: float, calls: Calls) -> Iterator[dict[str, Any]]:
     free: list[int] = []  # rows whose trajectory has ended
     busy: list[tuple[float, int]] = []  # (end, row)
+    shown = ("group", "sample_index", "reward", "finish", "num_model_tokens", "oldest_version", "step", "staleness")
     for row in sorted(trajectories, key=lambda each: each["started_at"]):
         while busy and busy[0][0] <= row["started_at"]:
             heapq.heappush(free, heapq.heappop(busy)[1])
         place = heapq.heappop(free) if free else len(busy) + 1
         heapq.heappush(busy, (row["finished_at"], place))
-        shown = ("group", "sample_index", "reward", "finish", "num_model_tokens", "oldest_version", "step", "staleness")
-        seconds = row["finished_at"] - row["started_at"]
         args = {name: row[name] for name in shown}
-        yield _event(str(row["group"]), pid, place, row["started_at"], seconds, since, args)
+        yield _event(str(row["group"]), pid, place, row["started_at"], row["finished_at"], since, args)
+        _, *parts = lease_spans(row, calls.get((row["group"], row["sample_index"]), []))
+        for part in parts:
+            yield _event(part.name, pid, place, part.start, part.end, since, part.attributes)
 
 
-def _event(name: str, pid: int, row: int, start: float, seconds: float, since: float, args: Any) -> dict[str, Any]:
-    times = {"ts": round(1e6 * (start - since)), "dur": round(1e6 * seconds)}
+def _event(name: str, pid: int, row: int, start: float, end: float, since: float, args: Any) -> dict[str, Any]:
+    times = {"ts": round(1e6 * (start - since)), "dur": round(1e6 * (end - start))}
     return {"ph": "X", "name": name, "pid": pid, "tid": row, **times, "args": args}

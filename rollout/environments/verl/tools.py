@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from protocol.errors import NeighbourError
 from rollout.environments.base import Task
+from rollout.environments.timed_calls import timed_call
 from rollout.environments.tool_use.arguments import parse_texts
 from rollout.environments.tool_use.tool_use import ToolReply
 
@@ -87,7 +88,8 @@ class VerlToolbox:
         arguments = parse_texts(arguments, tool.schema)
         if name not in self._ids:
             self._ids[name] = await tool.create(str(uuid4()), self._options_of(name, "create_kwargs"))
-        reply = await tool.execute(self._ids[name], arguments, self._options_of(name, "execute_kwargs"))
+        with timed_call("tool", name):
+            reply = await tool.execute(self._ids[name], arguments, self._options_of(name, "execute_kwargs"))
         if self._reward == "steps":
             return reply
         return ToolReply(reply.text, await self._reward_change(name) if self._reward == "final" else None)

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from protocol.errors import NeighbourError
 from protocol.http.bodies import CONTENT_HASH, BodyError
+from rollout.environments.timed_calls import add_attempts
 from rollout.neighbours.http.circuit_breaker import CircuitBreaker
 from rollout.neighbours.http.failures import AttemptFailed, FailureKind, failure_of_status, opens_breaker
 from rollout.neighbours.http.pool import HttpPool, NoAnswer
@@ -206,6 +207,7 @@ async def call_with_retries(
     try:
         async with asyncio.timeout(policy.overall_timeout_s) as limit:
             for number in itertools.count(1):
+                add_attempts(1)
                 try:
                     return await attempt(limit)
                 except AttemptFailed as failure:

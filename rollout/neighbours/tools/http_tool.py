@@ -17,6 +17,7 @@ from protocol.errors import NeighbourError
 from protocol.http.bodies import BodyError
 from protocol.settings.tools import HttpTool
 from rollout.environments.base import ToolRefusal
+from rollout.environments.timed_calls import timed_call
 from rollout.environments.tool_use.arguments import check_json
 from rollout.neighbours.http.endpoint import HttpEndpoint, HttpPolicy
 from rollout.neighbours.http.failures import AttemptFailed
@@ -57,7 +58,8 @@ class HttpToolClient:
         # One key for all attempts of a call: a tool with effects can recognise a call that it has done.
         key = str(uuid.uuid4())
         try:
-            answer = await self._http.call(self._boundary, body, _read, key)
+            with timed_call("tool", self._name):
+                answer = await self._http.call(self._boundary, body, _read, key)
         except NeighbourError as error:
             cause = error.__cause__
             if isinstance(cause, AttemptFailed) and cause.status in _REFUSED:

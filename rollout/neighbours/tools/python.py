@@ -7,6 +7,7 @@ from protocol.errors import NeighbourError, OperatorError
 from protocol.sandbox.run import Limits, ProgramResult, Sandbox
 from protocol.settings.run_spec import RunSpec
 from rollout.environments.base import ToolRefusal
+from rollout.environments.timed_calls import timed_call
 from rollout.neighbours.node import Node
 from rollout.neighbours.tools.tool import function_schema
 
@@ -32,7 +33,8 @@ class PythonTool:
         if len(code) > _MAX_CHARACTERS:
             raise ToolRefusal(f"the program has {len(code)} characters, at most {_MAX_CHARACTERS}")
         try:
-            return describe_run(await self._sandbox.run(code, limits=self._limits), self._limits)
+            with timed_call("tool", "python"):
+                return describe_run(await self._sandbox.run(code, limits=self._limits), self._limits)
         except (NeighbourError, OperatorError, OSError) as error:
             raise NeighbourError("python", str(error)) from error
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from protocol.settings.run_spec import RunSpec
 from rollout.environments.search import render_passages
+from rollout.environments.timed_calls import timed_call
 from rollout.neighbours.node import Node
 from rollout.neighbours.retriever_client import RetrieverClient
 from rollout.neighbours.tools.tool import function_schema
@@ -37,7 +38,8 @@ class SearchTool:
         return self._client.is_accepting
 
     async def __call__(self, query: str) -> list[str]:
-        return [passage.contents for passage in await self._client.search(query)]
+        with timed_call("tool", "search"):
+            return [passage.contents for passage in await self._client.search(query)]
 
     async def answer(self, arguments: Mapping[str, Any]) -> str:
         return render_passages(await self(arguments["query"])).strip()

@@ -15,7 +15,7 @@ from learner.data.text_decoder import TextDecoder
 from learner.ledger.ledger import Ledger
 from protocol.settings.loader import save_settings
 from protocol.settings.settings import Settings
-from protocol.wire.trajectory import Trajectory, TrajectoryFacts, VersionSpan
+from protocol.wire.trajectory import TimedCall, Trajectory, TrajectoryFacts, VersionSpan
 
 PROMPT = "What is the code of <b>Belarus</b>?"
 SEARCH = "<search>Belarus</search>"
@@ -124,6 +124,13 @@ def make_trajectory(
         generate_s=1.0,
         environment_s=0.3,
         reward_s=0.1,
+        calls=[
+            TimedCall("turn", "stop", at - 1.4, at - 0.9, 0, len(PROMPT), len(SEARCH)),
+            TimedCall("tool", "search", at - 0.8, at - 0.6, 1),
+            TimedCall("environment", "step", at - 0.9, at - 0.6),
+            TimedCall("turn", "stop", at - 0.6, at - 0.1, 0, len(tokens) - len(ANSWER), len(ANSWER)),
+            TimedCall("reward", "em", at - 0.1, at, 2),
+        ],
     )
     return Trajectory(facts, np.array(tokens, np.int32), np.zeros(len(tokens), np.float32), np.array(mask, np.uint8))
 

@@ -55,7 +55,12 @@ async def test_conversation_is_turns_and_replies_until_it_is_finished() -> None:
     assert (facts.reward, facts.reward_parts) == (0.75, {"fake": 0.5, "environment": 0.25})
     assert (facts.num_turns, facts.num_prompt_tokens, facts.finish) == (2, 2, "stop")
     assert (facts.group, facts.sample_index, facts.server) == ("g", 2, "s0")
-    assert conversation.transcript.turns == [FinishedTurn(2, 4, "stop", "b"), FinishedTurn(6, 8, "stop", None)]
+    turns = [msgspec.structs.replace(turn, calls=[]) for turn in conversation.transcript.turns]
+    assert turns == [FinishedTurn(2, 4, "stop", "b"), FinishedTurn(6, 8, "stop", None)]
+    assert [(call.kind, call.name, call.num_input, call.num_output) for call in facts.calls] == [
+        ("turn", "stop", 2, 2),
+        ("turn", "stop", 6, 2),
+    ]
     assert written.num_model_tokens == 4
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from protocol.wire.conversation import FinishedTurn
-from protocol.wire.trajectory import TurnReward, VersionSpan
+from protocol.wire.trajectory import TimedCall, TurnReward, VersionSpan
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import SingleTurn, Step, Task, Turn
 from rollout.environments.search import Search
@@ -150,13 +150,14 @@ async def test_time_of_a_conversation_that_another_server_began_is_not_by_its_cl
         logprobs=[0.0, 0.0, 0.0, -0.5, 0.0],
         loss_mask=[0, 0, 0, 1, 0],
         version_spans=[VersionSpan(3, 4, 0)],
-        turns=[FinishedTurn(3, 4, "stop", None)],
+        turns=[FinishedTurn(3, 4, "stop", None, [TimedCall("turn", "stop", 1.0, 2.0, 0, 3, 1)])],
         started_at=1.0,
         generate_s=took_s,
     )
     player = make_player(engine, Search, resources=finding("x"), max_conversation_s=100.0, max_context_tokens=1000)
     trajectory = await player.play(SAMPLE, WrittenSoFar(listener=Copies(InterruptedSample(begun, '{"turns": 1}'))))
     assert trajectory.facts.finish == finish
+    assert [call.num_input for call in trajectory.facts.calls if call.kind == "turn"][:2] == [3, 5]
 
 
 async def test_what_an_environment_gives_turn_by_turn_is_kept_with_the_ends_of_the_turns() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from protocol.wire import messages as m
 from protocol.wire.conversation import ConversationPart, FinishedTurn
-from protocol.wire.trajectory import Trajectory, VersionSpan
+from protocol.wire.trajectory import MAX_CALLS, Trajectory, VersionSpan
 from rollout.engine.generation import Generation
 from rollout.environments.base import Resources, Step, Task, Turn
 from rollout.environments.guard import GuardedEnvironment
@@ -300,7 +300,7 @@ def _num_parts(shared: TurnsToKeep) -> list[int]:
 
 def _play(transcript: Transcript, num_turns: int) -> None:
     for _ in range(num_turns):
-        transcript.add_turn(Generation([66], [-0.5], ((0, 1, 3),), "stop", None, "B"))
+        transcript.add_turn(Generation([66], [-0.5], ((0, 1, 3),), "stop", None, "B"), 1.0)
         transcript.add_observation([67])
 
 
@@ -324,3 +324,4 @@ async def test_message_of_turns_has_at_most_8192_turns_and_spans() -> None:
         keeper.on_turn_finished(transcript, GuardedEnvironment(Search, Resources(9), 10.0))
     await until(lambda: not shared._is_bundling)
     assert _num_parts(shared) == [2, 1]
+    assert sum(len(turn.calls) for turn in transcript.turns) == MAX_CALLS

@@ -27,6 +27,7 @@ from protocol.errors import NeighbourError
 from protocol.one_line import describe_error, one_line
 from protocol.settings.tools import McpServer
 from rollout.environments.base import ToolRefusal
+from rollout.environments.timed_calls import timed_call
 from rollout.environments.tool_use.arguments import check_json
 from rollout.neighbours.http.circuit_breaker import CircuitBreaker
 from rollout.neighbours.tools.mcp.connection import McpConnection
@@ -199,7 +200,8 @@ class McpTool:
         return await self.answer(arguments)
 
     async def answer(self, arguments: Mapping[str, Any]) -> str:
-        return await self._client.call(self._name, arguments)
+        with timed_call("tool", self._name):
+            return await self._client.call(self._name, arguments)
 
     async def check(self) -> None:
         """Listing the tool was its check."""

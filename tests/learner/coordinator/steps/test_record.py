@@ -75,6 +75,7 @@ def test_write_samples_keeps_as_many_as_asked_for_spread_over_the_step(tmp_path:
         "tokens": [1, 2, 3, 4],
         "loss_mask": [0, 0, 1, 1],
         "version_spans": [[2, 4, 3]],
+        "calls": [],
         "logprobs": [0.0, 0.0, -0.5, -0.5],
     }
 

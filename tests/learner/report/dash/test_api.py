@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sqlite3
+from collections import Counter
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -106,7 +107,7 @@ def test_prometheus_reads_the_newest_values_and_every_panel_of_grafana_has_a_met
 
 def test_timeline_has_every_trajectory_and_no_two_at_once_in_a_row(page: Page) -> None:
     events = [event for event in page.get("timeline", run="one")["traceEvents"] if event["ph"] == "X"]
-    of_servers = sorted((each for each in events if each["pid"] > 1), key=lambda each: each["ts"])
+    of_servers = sorted((each for each in events if "group" in each["args"]), key=lambda each: each["ts"])
     assert len(of_servers) == 8 * STEPS
     ends: dict[tuple[int, int], int] = {}
     for event in of_servers:
@@ -114,6 +115,10 @@ def test_timeline_has_every_trajectory_and_no_two_at_once_in_a_row(page: Page) -
         assert event["ts"] >= ends.get(row, 0)
         ends[row] = event["ts"] + event["dur"]
     assert {each["name"] for each in events if each["pid"] == 1} >= {"wait", "train"}
+    names = Counter(each["name"] for each in events if each["pid"] > 1)
+    recorded = page.runs.get("one").samples.after(0, 10**6)
+    assert names["chat policy"] == 2 * len(recorded)
+    assert names["execute_tool search"] == names["reward em"] == len(recorded) > 0
 
 
 def test_logs_are_merged_by_time_and_a_broken_ledger_is_said(page: Page, folder: Path) -> None:
