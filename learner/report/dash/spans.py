@@ -35,11 +35,11 @@ class Span:
 
 def step_parts(line: Mapping[str, float]) -> list[tuple[str, float, float]]:
     """Return name, start and end of the parts of a step from its line of metrics."""
-    start, parts = line["at_s"] - sum(line.get(key, 0.0) for key, _ in _PARTS), []
-    for key, name in _PARTS:
+    end, parts = line["at_s"], list[tuple[str, float, float]]()
+    for key, name in reversed(_PARTS):
         if seconds := line.get(key, 0.0):
-            parts.append((name, start, start + seconds))
-            start += seconds
+            parts.insert(0, (name, end - seconds, end))
+            end -= seconds
     return parts
 
 

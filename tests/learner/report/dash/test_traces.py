@@ -9,7 +9,7 @@ import pytest
 
 from deploy.command import run_verb
 from learner.report.dash.runs import RunFolder
-from learner.report.dash.spans import lease_spans
+from learner.report.dash.spans import lease_spans, step_parts
 from learner.report.dash.traces import new_traces
 from protocol.wire.trajectory import TimedCall
 from tests.learner.report.dash.traced_run import (
@@ -164,6 +164,13 @@ def test_reward_endpoints_that_are_called_at_once_are_no_parts_of_each_other() -
         "reward short": "lease",
         "execute_tool late": "lease",
     }
+
+
+def test_parts_of_a_step_end_with_it() -> None:
+    line = {"at_s": 1795726142.689, "time/wait_s": 0.01509585, "time/train_s": 0.5818948, "time/push_s": 0.1457658}
+    parts = step_parts(line)
+    assert [name for name, _, _ in parts] == ["wait", "train", "push"]
+    assert [end for _, _, end in parts] == [*(start for _, start, _ in parts[1:]), line["at_s"]]
 
 
 def test_a_receiver_that_takes_nothing_and_a_folder_that_is_no_run_are_said(
