@@ -1,8 +1,14 @@
-"""The status of a run."""
+"""The status of a run. Its command writes it into the run folder, where pages and Prometheus read it."""
 
+import contextlib
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
+
+STATUS = "status.json"
+_FRESH_S = 30.0  # the command writes twice a second
 
 
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,3 +34,24 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     give_up_reason: str | None = None  # reason of a settings rule to end the run, if any
     counts: Mapping[str, int]  # events since this start, as in `Accounts.counts`
     notices: tuple[str, ...] = ()  # sentences for the operator since this start
+
+
+def write_status(folder: Path, status: RunStatus) -> None:
+    """Replace the folder's status; without a place on the disk the earlier one stays."""
+    aside = folder / f".{STATUS}"
+    with contextlib.suppress(OSError):  # it is for readers alone: the run goes on
+        aside.write_bytes(msgspec.json.encode(status))
+        aside.replace(folder / STATUS)
+
+
+def read_status(folder: Path) -> RunStatus | None:
+    """Return the status that the run's command wrote within 30 s; None without one."""
+    path = folder / STATUS
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunStatus) if _age_s(path) < _FRESH_S else None
+    except (OSError, msgspec.DecodeError):  # none, or that of another version
+        return None
+
+
+def _age_s(path: Path) -> float:
+    return time.time() - path.stat().st_mtime

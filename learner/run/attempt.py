@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from learner.cluster import fleet, processes, ray_door, servers
 from learner.cluster.cluster_loss import check_cluster
 from learner.disk.run_folder import SEARCH_INDEX
+from learner.live.status import write_status
 from learner.plan.topology import plan_topology
 from learner.rank.process import WAITING_FOR_BATCH, RunPlace
 from learner.run.parts import describe_processes
@@ -222,6 +223,7 @@ class RunAttempt:
         """Show the run's state, new metrics, and notices of the coordinator and of copied checkpoints."""
         lines = self.context.metrics.new_lines()
         status: RunStatus = ray_door.call(self._coordinator.status.remote(is_final), "the coordinator")
+        write_status(self.start.folder, status)
         self.context.view.update(status, lines)
         self._show_messages(status.notices[self._num_shown :])
         self._num_shown = len(status.notices)

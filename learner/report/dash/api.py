@@ -18,6 +18,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from learner.live.status import read_status
 from learner.report.dash.exposition import RunsCollector
 from learner.report.dash.ledger_rows import MOST_COUNTED, ORDERS, Filter
 from learner.report.dash.logs import merged_logs
@@ -81,14 +82,18 @@ def _add_run_routes(app: FastAPI, runs: Runs) -> None:
 
     @app.get("/api/live")
     def live(run: Annotated[RunFolder, Depends(find_run)]) -> Response:
-        """What changes: summary, newest metrics line, alarms, prompts by state, servers, staleness, events."""
+        """What changes: summary, newest metrics line, alarms, prompts by state, servers, staleness, events.
+
+        status: the coordinator's newest, while the run's command lives; else null.
+        """
         lines = run.lines()
         try:
             of_ledger = run.ledger.live()
         except (OSError, sqlite3.Error) as error:
             of_ledger = {"problem": str(error)}
-        newest = lines[-1] if lines else {}
-        return _json({"summary": asdict(run.summary()), "newest": newest, "alarms": run.alarms(), **of_ledger})
+        newest, status = lines[-1] if lines else {}, read_status(run.path)
+        parts = {"summary": asdict(run.summary()), "newest": newest, "alarms": run.alarms(), "status": status}
+        return _json({**parts, **of_ledger})
 
     @app.get("/api/metrics")
     def metrics(run: Annotated[RunFolder, Depends(find_run)], after: int = -1) -> Response:

@@ -1,4 +1,5 @@
-"""Runs as Prometheus metrics: the newest metrics line, prompts by state and the servers of each run that is going.
+"""Runs as Prometheus metrics: the newest metrics line, prompts by state, the servers and the coordinator's status of
+each run that is going.
 
 `policy/loss` becomes `sluice_policy_loss{run="mine"}`. Names inside a key become labels: `eval/SET/reward` is
 `sluice_eval_reward{set="SET"}`, `reward/part/NAME` is `sluice_reward_part{name="NAME"}`. `_s` at the end becomes
@@ -10,9 +11,10 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from learner.live.status import RunStatus, read_status
 from learner.report.dash.runs import RunFolder, Runs, RunSummary
 
 _LABELLED = (
@@ -29,7 +31,7 @@ class RunsCollector(Collector):
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Yield each metric once, with a sample for each run."""
         samples: dict[str, list[tuple[dict[str, str], float]]] = {}
         for place, run in enumerate(self._runs.all()):
@@ -39,7 +41,8 @@ class RunsCollector(Collector):
                     samples.setdefault(name, []).append(({"run": run.name, **labels}, value))
         for name in sorted(samples):
             names = sorted({label for labels, _ in samples[name] for label in labels})
-            family = GaugeMetricFamily(f"sluice_{name}", f"see docs/look_up/metrics.md: {name}", labels=names)
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            family = kind(f"sluice_{name}", f"see docs/look_up/metrics.md: {name}", labels=names)
             for labels, value in samples[name]:
                 family.add_metric([labels.get(label, "") for label in names], value)
             yield family
@@ -72,6 +75,8 @@ def _samples(run: RunFolder, summary: RunSummary) -> Iterator[tuple[str, dict[st
     yield "run_changed_timestamp_seconds", {}, summary.changed_at
     yield "run_max_steps", {}, float(summary.max_steps or 0)
     yield "run_alarms", {}, float(summary.num_alarms)
+    if summary.state == "going" and (status := read_status(run.path)) is not None:
+        yield from _of_status(status)
     try:
         live: dict[str, Any] = run.ledger.live()
     except (OSError, sqlite3.Error):  # a run that is being made
@@ -83,3 +88,17 @@ def _samples(run: RunFolder, summary: RunSummary) -> Iterator[tuple[str, dict[st
         yield "server_generated_tokens_per_second", of_server, server["tokens_per_s"]
         yield "server_policy_version", of_server, float(server["version"])
         yield "server_heard_timestamp_seconds", of_server, server["heard_at"]
+
+
+def _of_status(status: RunStatus) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Yield the coordinator's newest figures. Names after `server_` are vLLM's without their `vllm:`."""
+    yield "window_groups", {}, float(status.window_used)
+    yield "window_size", {}, float(status.window_size)
+    yield "window_ready_groups", {}, float(status.ready)
+    for kind, count in status.counts.items():
+        yield "events_total", {"kind": kind}, float(count)
+    for name, server in status.servers.items():
+        if server is not None:
+            yield "server_num_requests_running", {"server": name}, float(server.running)
+            yield "server_num_samples_outside", {"server": name}, float(server.waiting)
+            yield "server_generation_tokens_total", {"server": name}, float(server.generated_tokens)

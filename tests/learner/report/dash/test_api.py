@@ -1,6 +1,7 @@
 """The live page's API over run folders: figures of the files, filters, words, stories, and who may read them."""
 
 import json
+import os
 import re
 import shutil
 import sqlite3
@@ -10,10 +11,25 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from learner.live.status import STATUS, RunStatus, ServerStatus, write_status
 from learner.report.dash.exposition import metric_name
-from tests.learner.report.dash.page import STEPS, TOKEN, Page
+from tests.learner.report.dash.page import STEPS, TOKEN, Page, set_max_steps
 
 _ROOT = Path(__file__).resolve().parents[4]
+_STATUS = RunStatus(
+    step=STEPS,
+    policy_version=STEPS,
+    window_used=12,
+    window_size=16,
+    ready=3,
+    detail="",
+    evaluation=None,
+    servers={
+        "rollout-0": ServerStatus(policy_version=4, running=31, waiting=2, generated_tokens=100),
+        "rollout-1": None,
+    },
+    counts={"failed:retriever": 17},
+)
 
 
 def test_list_and_live_figures_are_those_of_the_files(page: Page, folder: Path) -> None:
@@ -99,10 +115,31 @@ def test_prometheus_reads_the_newest_values_and_every_panel_of_grafana_has_a_met
     assert metric_name("eval/held_out/pass@4") == ("eval_pass_4", {"set": "held_out"})
     assert metric_name("reward/log/em/exact") == ("reward_log", {"name": "em/exact"})
     keys = re.findall(r"`([a-z]+/[\w/@]+)`", (_ROOT / "docs/look_up/metrics.md").read_text())
-    known = {f"sluice_{metric_name(key)[0]}" for key in keys} | families.keys()
+    set_max_steps(folder / "one", 99)  # the run is going
+    write_status(folder / "one", _STATUS)
+    families |= {each.name: each for each in text_string_to_metric_families(page.client.get("/metrics").text)}
+    (running,) = families["sluice_server_num_requests_running"].samples
+    assert (running.labels, running.value) == ({"run": "one", "server": "rollout-0"}, 31.0)
+    (events,) = families["sluice_events"].samples
+    assert (events.name, events.labels["kind"], events.value) == ("sluice_events_total", "failed:retriever", 17.0)
+    known = {f"sluice_{metric_name(key)[0]}" for key in keys} | {
+        s.name for each in families.values() for s in each.samples
+    }
     panels = json.loads((_ROOT / "deploy/configs/grafana.json").read_text())["panels"]
     wanted = {target["expr"].partition("{")[0] for panel in panels for target in panel["targets"]}
     assert wanted - known == set()
+
+
+def test_the_coordinators_status_is_shown_while_it_is_written(page: Page, folder: Path) -> None:
+    assert page.get("live", run="one")["status"] is None
+    write_status(folder / "one", _STATUS)
+    status = page.get("live", run="one")["status"]
+    assert (status["window_used"], status["servers"]["rollout-0"]["running"]) == (12, 31)
+    path = folder / "one" / STATUS
+    os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 31.0))  # its command has ended
+    assert page.get("live", run="one")["status"] is None
+    path.write_text('{"step": "of another version"}')
+    assert page.get("live", run="one")["status"] is None
 
 
 def test_timeline_has_every_trajectory_and_no_two_at_once_in_a_row(page: Page) -> None:
