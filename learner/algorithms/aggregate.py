@@ -42,6 +42,15 @@ AGGREGATES: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
+def divisor_of(name: str, counts: Tensor) -> float:
+    """Return what the other trajectories of an update contribute to an aggregate's weights: tokens or trajectories.
+
+    A weight times it depends on the trajectory alone, so that an update can add the gradients of its parts, and divide
+    by the sum of their divisors.
+    """
+    return float(counts.sum() if name == "token_mean" else (counts > 0).sum())
+
+
 def _num_trained(counts: Tensor) -> Tensor:
     return (counts > 0).sum().clamp(min=1).to(counts.dtype)
 

@@ -174,7 +174,7 @@ class Coordinator:
         for reason in (self._groups.give_up_reason, self._streaks.give_up_reason):
             if reason is not None:
                 self.give_up(reason)
-        if self._steps.batch is None:
+        if not self._steps.is_whole:
             self._groups.drop_stale(self._steps.policy_version)
         self._steps.answer_ranks(self._servers, now)
         self._steps.push_again(self._servers.all_lack_weights(self._steps.leasable_versions), now)

@@ -2,7 +2,8 @@
 
 A group trained on policy version V whose oldest token is of version v has staleness V - v, at most max_staleness:
 - admission: at most (max_staleness + 1) * groups_per_step groups are leased, ready or assigned;
-- consumption: oldest first; an unready group is overtaken only while it can still be trained in time.
+- consumption: oldest first; an unready group is overtaken only while it can still be trained in time. A step may take
+  its groups in parts.
 """
 
 from collections.abc import Sequence
@@ -38,25 +39,36 @@ class StalenessWindow:
         """Return whether a group is too old for weights of this version."""
         return policy_version - oldest_version > self.max_staleness
 
-    def choose(self, outstanding: Sequence[Outstanding], policy_version: int, stale_policy: str) -> Choice:
+    def choose(
+        self,
+        outstanding: Sequence[Outstanding],
+        policy_version: int,
+        stale_policy: str,
+        num_taken: int = 0,
+        fewest: int | None = None,
+    ) -> Choice:
         """Return the oldest ready groups for a step, or the groups to wait for.
 
-        outstanding: in lease order, without too old groups. The step waits when fewer than groups_per_step are ready
-        and, with stale_policy "wait", when overtaking an unready group would leave more groups with a deadline than
-        steps for them. With "drop" the overtaken group may become too old and is made again.
+        outstanding: in lease order, without too old groups and groups of a step. num_taken: groups that the step has.
+        fewest: the step takes a part of at least so many groups; None: all that it lacks.
+        The step waits when fewer are ready and, with stale_policy "wait", when overtaking an unready group would leave
+        more groups with a deadline than places in steps for them. With "drop" the overtaken group may become too old
+        and is made again.
         """
+        lacking = self.groups_per_step - num_taken
         by_age = sorted(outstanding, key=lambda g: g.oldest_version)
         ready = [g for g in by_age if g.is_ready]
-        chosen = ready[: self.groups_per_step]
-        if len(chosen) < self.groups_per_step:
+        chosen = ready[:lacking]
+        if len(chosen) < (lacking if fewest is None else min(fewest, lacking)):
             return Choice((), tuple(g.group for g in by_age if not g.is_ready))
         if stale_policy == "drop":
             return Choice(tuple(g.group for g in chosen))
         taken = {g.group for g in chosen}
         left = [g for g in by_age if g.group not in taken]
+        free = lacking - len(chosen)  # places in this step
         for place, group in enumerate(left):
             # Earliest deadline first.
-            staleness = policy_version + place // self.groups_per_step + 1 - group.oldest_version
+            staleness = policy_version + (place - free) // self.groups_per_step + 1 - group.oldest_version
             if staleness > self.max_staleness:
                 awaited = tuple(g.group for g in left[: place + 1] if not g.is_ready)
                 if awaited:

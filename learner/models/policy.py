@@ -70,6 +70,17 @@ class PolicyEngine(TrainedModel):
         )
         return self.update(sums, global_weight)
 
+    def add_part(self, micro_batches: Sequence[MicroBatch], loss_function: LossFunction) -> Sums:
+        """Add the gradient of a part of a step, which `update` divides; returns this rank's sums."""
+        return add_gradient(
+            self._engine,
+            micro_batches,
+            loss_function,
+            float(self._world_size),
+            temperature=self._settings.temperature,
+            with_entropy=True,
+        )
+
     @torch.no_grad()
     def logprobs(self, micro_batch: MicroBatch, temperature: float | None = None) -> Tensor:
         """Return the model tokens' logprobs, float32 [K], at the sampling temperature or the one given.

@@ -5,22 +5,24 @@ plan        micro-batches of each update                              step_plan.
 columns     values, reference and old logprobs, without a gradient    add_fixed_columns
 advantages  from the group's rewards, or along a trajectory's tokens  advantages.py
 updates     mini-batches times epochs, of the policy, then the critic make_loss, make_critic_loss
+            or the gradients of the parts of a step, then one update  take_part
 metrics     sums of all updates as the step's metrics line            step_metrics.py
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
+from msgspec import UNSET
 from torch import Tensor
 
-from learner.algorithms.aggregate import AGGREGATES
+from learner.algorithms.aggregate import AGGREGATES, divisor_of
 from learner.algorithms.by_name import algorithm_of
 from learner.algorithms.importance import log_ratio, token_weights
 from learner.algorithms.losses.value_loss import value_loss
 from learner.algorithms.whiten import Reduce
 from learner.models.critic import ValueLoss
-from learner.models.gradient import LossFunction, StepResult, Sums
+from learner.models.gradient import LossFunction, StepResult, Sums, add_sums
 from learner.models.micro_batch import MicroBatch
 from learner.models.reference import ReferenceModel
 from learner.models.roles import CRITIC_STEPS, Roles
@@ -34,7 +36,7 @@ from learner.objectives.advantages import (
     whiten_step,
 )
 from learner.objectives.step_metrics import step_metrics, token_sums
-from learner.objectives.step_plan import StepPlan, plan_updates
+from learner.objectives.step_plan import Divisor, StepPlan, plan_updates
 from protocol.errors import SettingsError
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch
@@ -48,6 +50,16 @@ class StepOutcome:
     applied: bool  # some weight changed; False: no update was finite
     detail: str  # reason why an update was not applied; empty when all were
     metrics: dict[str, float]  # learner's part of the step's metrics line
+
+
+@dataclass
+class Parts:
+    """The parts of a step whose gradients are added, and not applied yet."""
+
+    sums: Sums = field(default_factory=dict)
+    weight: float = 0.0  # divides the gradient
+    num_model_tokens: int = 0
+    num_planned: int = 0  # trajectories in the loss
 
 
 class PolicyGradient:
@@ -71,12 +83,39 @@ class PolicyGradient:
         self._kl = ReferenceKl(settings.kl, roles.memory)
         self._loss = make_loss(settings, self._kl)
         self._critic_loss = make_critic_loss(settings.critic.value_clip)
+        self._parts = Parts()
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether a step can be taken in parts of whole groups: nothing in it needs the step's other groups.
+
+        Those need them: a critic's updates, which follow the policy's; several updates; whitened advantages; normalised
+        rewards; equal_groups = skip, which keeps them if all are equal; a router's loss, divided by all tokens.
+        """
+        settings = self._settings
+        learner = settings.learner
+        is_one_update = learner.num_mini_batches * learner.num_epochs == 1
+        needs_all = self._algorithm.is_whitened or settings.rewards.normalize or learner.router_aux_loss
+        is_waiting = needs_all or learner.equal_groups == "skip" or self._roles.critic is not None
+        return is_one_update and not is_waiting
+
+    def take_part(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> None:
+        """Add the gradient of a part of a step; `take_step` with the last part takes it. Collective."""
+        plan, micro_batches = self.prepare(batch, trajectories, policy_version)
+        (update,) = plan.updates
+        add_sums(self._parts.sums, self._roles.policy.add_part(micro_batches, self._loss))
+        self._parts.weight += update.weight
+        self._parts.num_model_tokens += update.num_model_tokens
+        self._parts.num_planned += len(batch.planned)
 
     def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
         """Take one step and return its outcome. Collective.
 
         trajectories: this rank's, by index into batch.facts. policy_version: of the weights before the step.
+        batch: the whole step, or its last part.
         """
+        if batch.part:
+            return self._take_parts(batch, trajectories, policy_version)
         before = dict(self._roles.memory)
         plan, micro_batches = self.prepare(batch, trajectories, policy_version)
         critic_steps = before.get(CRITIC_STEPS, 0.0)
@@ -92,23 +131,33 @@ class PolicyGradient:
             **critic_metrics(of_critic, len(plan.updates)),
             "data/num_trained_tokens": sum(update.num_model_tokens for update in plan.updates),
         }
-        if self._roles.reference is not None:
-            metrics["policy/kl_coefficient"] = self._kl.coefficient
-            if "policy/kl_reference" in metrics:
-                self._kl.follow(metrics["policy/kl_reference"], len(batch.planned))
-        self._refresh_reference(batch.step)
+        self._follow_reference(batch.step, metrics, len(batch.planned))
         if not (is_applied := any(result.applied for result in of_policy or of_critic)):
             # A skipped step leaves the memory as it was: its statistics may be the non-finite numbers.
             self._roles.memory.clear()
             self._roles.memory.update(before)
         return StepOutcome(is_applied, _detail([*of_policy, *of_critic]), metrics)
 
+    def _take_parts(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
+        """Take a step whose other parts were taken."""
+        before = dict(self._roles.memory)
+        self.take_part(batch, trajectories, policy_version)
+        parts, self._parts = self._parts, Parts()
+        result = self._roles.policy.update(parts.sums, parts.weight or 1.0, is_divided=False)
+        metrics = {**step_metrics([result], [result]), "data/num_trained_tokens": parts.num_model_tokens}
+        self._follow_reference(batch.step, metrics, parts.num_planned)
+        if not result.applied:
+            self._roles.memory.clear()
+            self._roles.memory.update(before)
+        return StepOutcome(result.applied, _detail([result]), metrics)
+
     def prepare(
         self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int
     ) -> tuple[StepPlan, list[MicroBatch]]:
         """Return the step's plan and its micro-batches with every column that the updates need."""
         shaped = shaped_rewards(batch, self._settings, self._roles.memory)
-        plan = plan_updates(batch, trajectories, policy_version, self._aggregate, shaped.is_trained.tolist())
+        is_trained, divisor = shaped.is_trained.tolist(), self._divisor(batch)
+        plan = plan_updates(batch, trajectories, policy_version, self._aggregate, is_trained, divisor)
         micro_batches = add_fixed_columns(plan.micro_batches, self._roles, with_old=self._has_old_column(plan))
         advantages = self._advantages(batch, micro_batches, shaped.rewards)
         if self._roles.critic is not None:
@@ -127,6 +176,11 @@ class PolicyGradient:
         settings = self._settings
         constant = settings.loss.constant or settings.rollout.max_response_tokens
         return AGGREGATES[settings.loss.aggregate](counts, float(constant))
+
+    def _divisor(self, batch: Batch) -> Divisor:
+        """Return what divides the loss: the model tokens, or what the parts of a step add up to."""
+        name = self._settings.loss.aggregate
+        return None if batch.part is UNSET else lambda counts: divisor_of(name, counts)
 
     def _has_old_column(self, plan: StepPlan) -> bool:
         """Return whether the updates compare with the learner before the step, rather than before each update."""
@@ -173,7 +227,12 @@ class PolicyGradient:
             for update, part in plan.split(micro_batches)
         ]
 
-    def _refresh_reference(self, step: int) -> None:
+    def _follow_reference(self, step: int, metrics: dict[str, float], num_trajectories: int) -> None:
+        """Adapt the coefficient of the KL, add it to the metrics, and refresh the reference when it is due."""
+        if self._roles.reference is not None:
+            metrics["policy/kl_coefficient"] = self._kl.coefficient
+            if "policy/kl_reference" in metrics:
+                self._kl.follow(metrics["policy/kl_reference"], num_trajectories)
         every, reference = self._settings.reference.refresh_every_steps, self._roles.reference
         if isinstance(reference, ReferenceModel) and every and step % every == 0:
             reference.refresh(self._roles.policy)

@@ -17,6 +17,8 @@ from protocol.wire.trajectory import Trajectory
 # Takes the number of model tokens of each trajectory of an update, [N] float64. Returns the weights, [N] float64.
 # The update's loss is the sum over trajectories of (weight * sum of token losses).
 Aggregate = Callable[[Tensor], Tensor]
+# Takes the same. Returns the number that divides the loss; None: its model tokens.
+Divisor = Callable[[Tensor], float] | None
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,12 @@ class Update:
 
     num_micro_batches: int  # micro-batches of this rank; the same number on every rank
     num_model_tokens: int  # tokens in the loss, of all ranks
+    weight: float  # number that divides the loss, 0 for an update that trains no token
 
     @property
-    def divisor(self) -> int:
-        """The number that divides the loss: its tokens, or 1 for an update that trains none."""
-        return max(1, self.num_model_tokens)
+    def divisor(self) -> float:
+        """The number that divides the loss, or 1 for an update that trains none."""
+        return self.weight or 1
 
 
 @dataclass(frozen=True)
@@ -53,24 +56,25 @@ def plan_updates(
     policy_version: int,
     aggregate: Aggregate,
     is_trained: Sequence[bool],
+    divisor: Divisor = None,
 ) -> StepPlan:
     """Return the step's micro-batches on this rank, with the weight of each token in its update.
 
     trajectories: this rank's, by index into batch.facts. policy_version: the learner's before the step.
     is_trained: one value per trajectory of the step; False: its tokens have weight 0.
-    A token's weight is the aggregate's weight times the update's number of model tokens, because the update divides its
-    loss by that number.
+    A token's weight is the aggregate's weight times the divisor, because the update divides its loss by that number.
     """
     micro_batches: list[MicroBatch] = []
     updates = []
     for indices, index_lists in _mini_batches(batch):
         tokens = [batch.facts[index].num_model_tokens * is_trained[index] for index in indices]
         counts, num_model_tokens = torch.tensor(tokens, dtype=torch.float64), sum(tokens)
-        weights = dict(zip(indices, (aggregate(counts) * num_model_tokens).tolist(), strict=True))
+        weight = num_model_tokens if divisor is None else divisor(counts)
+        weights = dict(zip(indices, (aggregate(counts) * weight).tolist(), strict=True))
         for own_indices in index_lists:
             packed = make_micro_batch([_sample(trajectories[index], index) for index in own_indices])
             micro_batches.append(_with_weights(packed, weights, batch, policy_version))
-        updates.append(Update(len(index_lists), num_model_tokens))
+        updates.append(Update(len(index_lists), num_model_tokens, weight))
     return StepPlan(tuple(micro_batches), tuple(updates))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from learner.checkpoint.sealed_files import Report, no_report
 from protocol.errors import FrameError, NeighbourError
@@ -67,9 +68,11 @@ class CoordinatorClient:
         self._complaint = ""  # problem with an answer since the current request was sent
 
     def next_batch(
-        self, step: int, rank: int, timeout_s: float, waited_s: float = 0.0
+        self, step: int, rank: int, timeout_s: float, waited_s: float = 0.0, part: int | UnsetType = UNSET
     ) -> tuple[Batch, dict[int, Trajectory]] | str | None:
         """Return this rank's share of a step with its trajectories by index, or the reason why the run ends.
+
+        part: number of the part, from 0, if the step may come in parts.
 
         None: no server holds the current weights; push them and call again. All ranks get None, or none does.
         Blocks at most timeout_s, not counting evaluations. waited_s: part of it that earlier calls took.
@@ -77,7 +80,7 @@ class CoordinatorClient:
         """
         deadline = time.monotonic() + timeout_s - waited_s
         while True:
-            answer, buffers = self._call(NextBatch(**self._stamp, step=step, rank=rank))
+            answer, buffers = self._call(NextBatch(**self._stamp, step=step, rank=rank, part=part))
             match answer:
                 case Batch():
                     return answer, trajectories_of(answer, buffers)

@@ -8,7 +8,6 @@ import torch
 
 from learner.models.policy import PolicyEngine
 from protocol.settings.settings import Settings
-from protocol.wire.messages import Batch
 
 # Words of a device's name -> its dense bfloat16 FLOPs per second, from the maker's data sheet. The first match counts.
 _PEAKS = {
@@ -26,11 +25,11 @@ _PEAKS = {
     "RTX 4090$": 165e12,
 }
 
-Meter = Callable[[Batch, float], dict[str, float]]
-"""(batch, seconds of training) -> perf/mfu; nothing where it cannot be known."""
+Meter = Callable[[int, float], dict[str, float]]
+"""(tokens of a step's trajectories, seconds of training) -> perf/mfu; nothing where it cannot be known."""
 
 
-def no_mfu(batch: Batch, train_s: float) -> dict[str, float]:
+def no_mfu(num_tokens: int, train_s: float) -> dict[str, float]:
     """Return nothing: the device's peak is not known."""
     return {}
 
@@ -49,10 +48,10 @@ def make_meter(policy: PolicyEngine, settings: Settings) -> Meter:
     if peak is None or settings.policy.lora.rank or policy.has_experts:
         return no_mfu
     num_parameters = sum(prod(policy.shape_of(weight)) for _, weight in policy.weights())
-    return lambda batch, train_s: {"perf/mfu": mfu(num_parameters, batch, train_s, settings, peak)}
+    return lambda num_tokens, train_s: {"perf/mfu": mfu(num_parameters, num_tokens, train_s, settings, peak)}
 
 
-def mfu(num_parameters: int, batch: Batch, train_s: float, settings: Settings, peak: float) -> float:
+def mfu(num_parameters: int, num_tokens: int, train_s: float, settings: Settings, peak: float) -> float:
     """Return the share of the ranks' peak that a step used. Source: arXiv:2001.08361, 6 FLOPs a parameter and token."""
-    num_tokens = sum(batch.facts[index].num_tokens for index in batch.planned) * settings.learner.num_epochs
-    return 6.0 * num_parameters * num_tokens / (train_s * peak * settings.learner.num_ranks)
+    num_passes = num_tokens * settings.learner.num_epochs
+    return 6.0 * num_parameters * num_passes / (train_s * peak * settings.learner.num_ranks)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import UNSET
+
 from learner.checkpoint.best import best_of
 from learner.checkpoint.sealed_files import Report
 from learner.models.parked import ParkedModels
@@ -47,6 +49,23 @@ class Share:
     wait_s: float  # seconds of waiting for the batch
 
 
+@dataclass
+class StepWork:
+    """What the parts of a step took on this rank so far."""
+
+    num_parts: int = 0
+    wait_s: float = 0.0
+    train_s: float = 0.0
+    num_tokens: int = 0  # of trajectories in the loss, on all ranks
+
+    def add(self, share: Share, train_s: float) -> None:
+        facts = share.batch.facts
+        self.num_parts += 1
+        self.wait_s += share.wait_s
+        self.train_s += train_s
+        self.num_tokens += sum(facts[index].num_tokens for index in share.batch.planned)
+
+
 class Trainer:
     """Trains one run on this rank, from the state of its models."""
 
@@ -61,8 +80,9 @@ class Trainer:
         checkpoints: CheckpointWriter,
         report: Report,
         meter: Meter = no_mfu,
+        parts: PolicyGradient | None = None,
     ) -> None:
-        """report: takes the rank's phase. meter: measures steps."""
+        """report: takes the rank's phase. meter: measures steps. parts: takes parts of a step; None: it waits."""
         self._rank = world.place.rank
         self._objective = objective
         self._step, self._version = models.step, models.version
@@ -74,11 +94,16 @@ class Trainer:
         self._checkpoints = checkpoints
         self._set_phase = report
         self._meter = meter
+        self._parts = parts
+        self._of_step = StepWork()
 
     def train(self) -> str:
         """Train until the coordinator ends the run; returns one sentence about the end."""
         self._push()
         while not isinstance(share := self._next_share(), str):
+            if share.batch.is_last is False:
+                self._take_part(share)
+                continue
             outcome, timings = self._take_step(share)
             self._report(outcome, timings)
             self._save_when_due()
@@ -98,7 +123,8 @@ class Trainer:
         waiting = f"{WAITING_FOR_BATCH} {step}"
         self._set_phase(waiting)
         started, limit_s, waited_s = time.monotonic(), settings.learner.batch_timeout_s, 0.0
-        while (answer := self._coordinator.next_batch(step, self._rank, limit_s, waited_s)) is None:
+        part = UNSET if self._parts is None else self._of_step.num_parts
+        while (answer := self._coordinator.next_batch(step, self._rank, limit_s, waited_s, part)) is None:
             waited_s = time.monotonic() - started
             self._pusher.set_absent([])
             self._push()
@@ -109,15 +135,23 @@ class Trainer:
         self._pusher.set_absent(answer[0].absent)
         return Share(*answer, wait_s=time.monotonic() - started)
 
+    def _take_part(self, share: Share) -> None:
+        assert self._parts is not None
+        self._set_phase(f"training a part of step {self._step + 1}")
+        started = time.monotonic()
+        self._parts.take_part(share.batch, share.trajectories, self._version)
+        self._of_step.add(share, time.monotonic() - started)
+
     def _take_step(self, share: Share) -> tuple[StepOutcome, dict[str, float]]:
         self._set_phase(f"training step {self._step + 1}")
         switch_s = self._device.learn()
         started = time.monotonic()
         outcome = self._objective.take_step(share.batch, share.trajectories, self._version)
-        trained = time.monotonic()
+        self._of_step.add(share, time.monotonic() - started)
+        work, self._of_step = self._of_step, StepWork()
         self._step += 1
-        timings = {"time/wait_s": share.wait_s, "time/train_s": trained - started}
-        timings |= self._meter(share.batch, trained - started)
+        timings = {"time/wait_s": work.wait_s, "time/train_s": work.train_s}
+        timings |= self._meter(work.num_tokens, work.train_s)
         timings |= {"time/switch_s": switch_s} if switch_s else {}
         if outcome.applied:
             self._version += 1
@@ -184,10 +218,13 @@ def train(
     saved = (folder, model, settings.learner.keep_checkpoints, best_of(settings.eval))
     checkpoints = CheckpointWriter(models.roles, coordinator, world.solo, *saved, served_digest=lambda: pusher.digest)
     objective = objective_of(settings, models.roles, model)
+    takes_parts = settings.learner.stream and not settings.learner.keep_batches and not run.shares_devices
+    parts = objective if takes_parts and isinstance(objective, PolicyGradient) and objective.takes_parts else None
     if settings.learner.keep_batches:
         objective = KeptSteps(objective, settings, folder, lambda: pusher.digest)
     meter = make_meter(models.roles.policy, settings) if is_trained(settings) else no_mfu
-    ended = Trainer(world, models, objective, settings, coordinator, pusher, checkpoints, report, meter).train()
+    of_peers = (coordinator, pusher, checkpoints, report)
+    ended = Trainer(world, models, objective, settings, *of_peers, meter, parts).train()
     pusher.close()
     channel.close()
     return ended

@@ -235,6 +235,11 @@ class LearnerSettings(AlgorithmSettings):
     )
     num_mini_batches: CountAboveZero = Field(1, description="Parts of a step's groups; each is one optimizer update.")
     num_epochs: CountAboveZero = Field(1, description="Passes over a step's samples, in the same order.")
+    stream: bool = Field(
+        True,
+        description="A step begins with the groups that are ready; false: with all. All: with a critic, several "
+        "updates, whitened advantages, normalised rewards, equal_groups = skip, keep_batches or a shared device.",
+    )
     lr: NonNegativeFloat = Field(1e-6, description="Peak learning rate; 0: the weights do not change.")
     lr_warmup_steps: Count = Field(0, description="Steps of linear warm-up.")
     lr_warmup_ratio: Fraction = Field(0.0, description="Linear warm-up as a share of run.max_steps.")

@@ -197,6 +197,7 @@ class NextBatch(Message, frozen=True, kw_only=True, tag="next"):
 
     step: Count  # from 1
     rank: Count  # from 0
+    part: Count | msgspec.UnsetType = msgspec.UNSET  # from 0, of a step that may come in parts; unset: whole
 
 
 class StepEnd(Message, frozen=True, kw_only=True, tag="stepped"):
@@ -240,6 +241,9 @@ class Batch(Message, frozen=True, kw_only=True, tag="batch"):
     absent: Annotated[list[Name], msgspec.Meta(max_length=MAX_GROUPS)] = []
     # updates in order; empty: one update of everything
     mini_batches: Annotated[list[MiniBatch], msgspec.Meta(max_length=MAX_MINI_BATCHES)] = []
+    # number of this part of the step, from 0; its facts and groups are the part's. Unset: the step is whole
+    part: Count | msgspec.UnsetType = msgspec.UNSET
+    is_last: bool | msgspec.UnsetType = msgspec.UNSET  # False: another part follows
 
     @property
     def num_buffers(self) -> int:

@@ -61,6 +61,16 @@ class Textbook:
         for part in parts * num_epochs:
             self._update_policy(part, for_policy)
 
+    def step_in_parts(self, parts: Sequence[Sequence[Sequence[Answer]]]) -> None:
+        """Take a step of one update whose groups come in parts: its gradient is divided when all are there."""
+        for groups in parts:
+            compared = self._of_groups(groups)
+            self._add_gradient([a for group in groups for a in group], compared, 1.0)
+        num_tokens = sum(int(a.mask.sum()) for groups in parts for group in groups for a in group)
+        for weight in self.policy.parameters():
+            weight.grad *= 1.0 / num_tokens
+        self._update(self.policy, self.policy_adam)
+
     @torch.no_grad()
     def _of_groups(self, groups: Sequence[Sequence[Answer]]) -> dict[int, Any]:
         """Return (old logprobs, advantages) by answer: its reward among its group's, the same for each token."""
@@ -100,7 +110,11 @@ class Textbook:
         return {key: (old[key], whitened[key]) for key in old}, for_critic
 
     def _update_policy(self, answers: Sequence[Answer], compared: dict[int, Any]) -> None:
-        num_tokens, given = sum(int(a.mask.sum()) for a in answers), self.settings.learner
+        self._add_gradient(answers, compared, 1.0 / sum(int(a.mask.sum()) for a in answers))
+        self._update(self.policy, self.policy_adam)
+
+    def _add_gradient(self, answers: Sequence[Answer], compared: dict[int, Any], weight: float) -> None:
+        given = self.settings.learner
         for a in _long_first(answers):
             old, advantages = compared[id(a)]
             ratio = (self.logprobs(self.policy, a) - old).exp()
@@ -108,8 +122,7 @@ class Textbook:
             gain = torch.minimum(ratio * advantages, clipped * advantages)
             if given.dual_clip is not None:
                 gain = torch.where(advantages < 0, torch.maximum(gain, given.dual_clip * advantages), gain)
-            torch.autograd.backward(-gain.sum() * (1.0 / num_tokens))
-        self._update(self.policy, self.policy_adam)
+            torch.autograd.backward(-gain.sum() * weight)
 
     def _update_critic(self, answers: Sequence[Answer], compared: dict[int, Any]) -> None:
         num_tokens, reach = sum(int(a.mask.sum()) for a in answers), self.settings.critic.value_clip

@@ -121,6 +121,39 @@ def beside_the_textbook(model: Path, name: str, num_steps: int) -> dict[str, Any
     }
 
 
+def in_parts(groups: list[list[Answer]]) -> list[list[list[Answer]]]:
+    """Return a step's four groups in parts of one, two and one."""
+    return [groups[2:3], groups[:2], groups[3:]]
+
+
+def parts_beside_the_textbook(model: Path, folder: Path, num_steps: int) -> dict[str, Any]:
+    """A real coordinator hands out the step's groups as they come back: the third, then two, then the last."""
+    folder.mkdir()
+    settings = settings_of(model, "grpo", learner={"max_staleness": 0})
+    learner, slow, script = SluiceSide(settings, model), Textbook(settings, model), Script(folder, settings, 64)
+    rng, first_difference = np.random.default_rng(1), None
+    for number in range(1, num_steps + 1):
+        groups = make_groups(rng, 4)
+        leases = script.demand(version=number - 1)
+        slow.step_in_parts(in_parts(groups))
+        for part, chosen in enumerate(((2,), (0, 1), (3,))):
+            delivered: dict[tuple[str, int], Trajectory] = {}
+            for place in chosen:
+                lease = leases[place]
+                facts = {"group": lease.group, "attempt": lease.attempt, "incarnation": lease.incarnation}
+                for index, answer in enumerate(groups[place]):
+                    trajectory = learner.trajectory(answer, number - 1, sample_index=index, **facts)
+                    assert script.send_trajectory("s1", trajectory).outcome == "accepted"
+                    delivered[lease.group, index] = trajectory
+            share = script.batch(number, part=part)
+            assert share.is_last == (part == 2)
+            learner.take(share, [delivered[facts.group, facts.sample_index] for facts in share.facts])
+        script.step(number, version=number)
+        if first_difference is None and not _is_same(learner.weights(), weights_of(slow)):
+            first_difference = number
+    return {"first_difference": first_difference, "metrics": learner.metrics, "lines": script.metrics()}
+
+
 def filtered_beside_the_textbook(model: Path, name: str, folder: Path, num_steps: int) -> dict[str, Any]:
     """A real coordinator leases prompts, filters what comes back and hands out the steps."""
     folder.mkdir()
@@ -221,6 +254,16 @@ def few_steps(model: Path, name: str, zero_stage: int, micro_batch_tokens: int =
     return learner.weights()
 
 
+def few_in_parts(model: Path, zero_stage: int) -> dict[str, Tensor]:
+    rng, learner = (
+        np.random.default_rng(1),
+        SluiceSide(settings_of(model, "grpo", learner={"zero_stage": zero_stage}), model),
+    )
+    for number in range(1, NUM_FEW + 1):
+        learner.step_in_parts(number, in_parts(make_groups(rng, 4)))
+    return learner.weights()
+
+
 def on_one_rank(folder: Path, num_steps: int) -> dict[str, Any]:
     model = make_tiny_model(folder / "model", tied=True, hidden_size=32, num_layers=1)
     make_tiny_model(folder / "teacher", tied=False, hidden_size=64, num_layers=1, vocab_size=VOCAB + 8, seed=1)
@@ -230,6 +273,7 @@ def on_one_rank(folder: Path, num_steps: int) -> dict[str, Any]:
             **{name: beside_the_textbook(model, name, num_steps) for name in ("grpo", "ppo", "sft", "dpo")},
             "dapo": filtered_beside_the_textbook(model, "dapo", folder / "dapo", num_steps),
             "together": filtered_beside_the_textbook(model, "together", folder / "together", NUM_TOGETHER),
+            "in parts": parts_beside_the_textbook(model, folder / "parts", num_steps),
         },
         "packed": {name: few_steps(model, name, 0, micro_batch_tokens=4096) for name in ("grpo", "ppo")},
         "resumed": {
@@ -238,6 +282,7 @@ def on_one_rank(folder: Path, num_steps: int) -> dict[str, Any]:
         },
         "warm_up": warm_up(model),
         "rows": {name: few_steps(model, name, 0) for name in STAGES},
+        "in parts": few_in_parts(model, 0),
     }
 
 
@@ -248,6 +293,7 @@ def on_two_ranks(folder: Path) -> dict[str, Any]:
     return {
         **few,
         "rows": rows,
+        "in parts": {stage: few_in_parts(model, stage) for stage in (0, 1, 2, 3)},
         "together": second_half(folder / "model", "together", folder / "together", NUM_TOGETHER, 3),
     }
 

@@ -1,6 +1,7 @@
 """Sluice's side of the comparison: its learner on one rank, given the answers of the plain loop step by step."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from learner.coordinator.groups.group import Group
 from learner.coordinator.steps.step_batch import build_step
 from learner.data.prompts import Prompt
+from learner.objectives.policy_gradient import PolicyGradient
 from learner.rank.rank import objective_of
 from learner.rank.start import load_roles
 from protocol.errors import OperatorError
@@ -32,6 +34,14 @@ class SluiceSide:
 
     def step(self, number: int, groups: Sequence[Sequence[Answer]]) -> None:
         """Take a step on these groups, put together as the coordinator does it. Raises: OperatorError as `take`."""
+        self._take(number, groups, None, is_last=True)
+
+    def step_in_parts(self, number: int, parts: Sequence[Sequence[Sequence[Answer]]]) -> None:
+        """Take a step whose groups come in parts. Raises: OperatorError as `take`."""
+        for part, groups in enumerate(parts):
+            self._take(number, groups, part, is_last=part == len(parts) - 1)
+
+    def _take(self, number: int, groups: Sequence[Sequence[Answer]], part: int | None, *, is_last: bool) -> None:
         made = []
         for place, answers in enumerate(groups):
             group = Group(f"g{place}", Prompt(f"g{place}", "", None, {}), "train", 0, 0, len(answers))
@@ -39,7 +49,7 @@ class SluiceSide:
                 group.receive(self.trajectory(answer, number - 1, group=group.name, sample_index=index))
             made.append(group)
         step = build_step(number, number - 1, made, self.settings.learner, are_whole=self.settings.is_of_rows)
-        share, _ = step.share_of(dist.get_rank(), "r", 1, 1)
+        share, _ = replace(step, part=part, is_last=is_last).share_of(dist.get_rank(), "r", 1, 1)
         self.take(share, [group.trajectories[index] for group in made for index in sorted(group.trajectories)])
 
     def take(self, share: Batch, trajectories: Sequence[Trajectory]) -> None:
@@ -48,6 +58,10 @@ class SluiceSide:
         Raises: OperatorError when no update was finite.
         """
         own = {index: trajectories[index] for part in share.micro_batches for index in part}
+        if share.is_last is False:
+            assert isinstance(self._objective, PolicyGradient)
+            self._objective.take_part(share, own, share.step - 1)
+            return
         outcome = self._objective.take_step(share, own, share.step - 1)
         if not outcome.applied:
             raise OperatorError(f"Step {share.step} was not applied: {outcome.detail}. Lower learner.lr.")

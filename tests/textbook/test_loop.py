@@ -31,7 +31,7 @@ def test_textbook_is_at_most_150_lines() -> None:
     assert len(Path(loop.__file__).read_text().splitlines()) <= 150
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo", "ppo", "sft", "dpo"])
+@pytest.mark.parametrize("name", ["grpo", "dapo", "ppo", "sft", "dpo", "in parts"])
 def test_steps_have_the_bits_of_the_textbook(found: dict[str, Any], name: str) -> None:
     """DAPO: groups come through a real coordinator, which filters them. PPO: critic, GAE, two mini-batches times two
     epochs, KL in the reward with an adaptive coefficient."""
@@ -79,6 +79,17 @@ def test_two_ranks_with_zero_3_have_its_weights_but_for_rounding(found: dict[str
     one, two = _without_rounding_alone(found["textbook"][name]["few"]), found["two_ranks"][name]
     for weight in one:
         torch.testing.assert_close(two[weight], one[weight], rtol=1e-6, atol=1e-6)
+
+
+def test_steps_in_parts_give_the_weights_of_whole_ones_on_one_rank_and_on_two_in_each_zero_stage(
+    found: dict[str, Any],
+) -> None:
+    """The distance is of five steps of Adam, as a share of their way: sums round in the order of the parts."""
+    before, whole = (_without_rounding_alone(found["textbook"]["grpo"][name]) for name in ("before", "few"))
+    start, end = flat(before), flat(whole)
+    for stage, weights in {"one rank": found["in parts"], **found["two_ranks"]["in parts"]}.items():
+        distance = flat(_without_rounding_alone(weights)) - end
+        assert float(distance.norm() / (end - start).norm()) < 1e-5, stage
 
 
 def test_rows_give_two_ranks_the_weights_of_one_in_each_zero_stage(found: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ are leased again in the same way. Optional features listen; each is one file:
     on_ready     score_filter.py: may replace a whole group by another prompt
     on_failed    kept_turns.py: drops the sample's finished turns
     on_closed    kept_turns.py, evaluations.py, written_answers.py: the group's samples leave
-    on_assigned  score_filter.py, curriculum.py: their counts for the step's line of metrics
+    on_assigned  score_filter.py, curriculum.py: their counts for the line of metrics of a step that has its groups
     on_wasted    the ledger: counts model tokens that are not trained
 """
 
@@ -75,13 +75,14 @@ class OpenGroups:
     @property
     def num_ready(self) -> int:
         """Number of training groups that wait for a step."""
-        return sum([group.is_ready for group in self.training.values()])
+        return sum([group.state is GroupState.READY for group in self.training.values()])
 
     def outstanding(self, policy_version: int) -> list[Outstanding]:
-        """Return the training groups for the window. A group that waits for its first lease counts as this version."""
+        """Return the training groups without a step. One that waits for its first lease counts as this version."""
         return [
             Outstanding(g.name, g.oldest_version if g.is_begun else policy_version, g.is_ready)
             for g in self.training.values()
+            if g.state is not GroupState.ASSIGNED
         ]
 
     # -- leases -------------------------------------------------------------------------------------------------------
@@ -221,10 +222,13 @@ class OpenGroups:
     def assign(self, names: Sequence[str], step: int) -> list[Group]:
         """Give these groups to a step; returns them."""
         groups = [self.training[name] for name in names]
-        self.step_counts = {name: value for counts in self.on_assigned for name, value in counts().items()}
-        self.step_counts["progress/epoch"] = (1 + max(g.position for g in groups)) / self._source.num_prompts
         self._set_state(groups, GroupState.ASSIGNED, step)
         return groups
+
+    def count_step(self, groups: Sequence[Group]) -> None:
+        """Set `step_counts` for a step that has all its groups."""
+        self.step_counts = {name: value for counts in self.on_assigned for name, value in counts().items()}
+        self.step_counts["progress/epoch"] = (1 + max(g.position for g in groups)) / self._source.num_prompts
 
     def train(self, groups: Sequence[Group], step: int, policy_version: int) -> None:
         """Record that a step on weights of this version trained the groups."""

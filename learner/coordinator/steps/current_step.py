@@ -1,15 +1,18 @@
 """The running step: which groups it trains on, the answers to the ranks, and its records when it ends.
 
-Its groups stay open until the step has ended.
+Its groups stay open until the step has ended. If the ranks take parts, it begins with the groups that are ready.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
+
+from msgspec import UNSET
 
 from learner.coordinator.accounts import Accounts
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.servers import Servers
 from learner.coordinator.steps.record import StepLines
-from learner.coordinator.steps.step_batch import StepBatch, build_step
+from learner.coordinator.steps.step_batch import StepBatch, build_step, join
 from learner.coordinator.window import StalenessWindow
 from learner.live.alarms import HealthWatch
 from protocol.errors import FrameError
@@ -18,6 +21,8 @@ from protocol.settings.settings import Settings
 from protocol.wire import messages as m
 
 _ANSWER_WITHIN_S = 1.0
+# Largest number of parts of a step, unless its last groups come one by one: each has a micro-batch on every rank.
+_MAX_PARTS = 8
 # Servers report the version of their weights each second; the report after a push may still be on its way.
 _PUSH_AGAIN_AFTER_S = 3.0
 
@@ -38,7 +43,7 @@ class CurrentStep:
         """last_step, policy_version: of the resumed checkpoint, or of a new run."""
         self.step = last_step  # last step that ended
         self.policy_version = policy_version  # policy version after that step
-        self.batch: StepBatch | None = None  # running step; None: between steps
+        self.parts: list[StepBatch] = []  # of the running step; empty: between steps
         # Versions of servers that get leases: [v], or [v, v + 1] while a step runs, because rank 0 pushes v + 1 before
         # it reports the step. With older weights a sample would start stale. Newer ones are of a lost start, on a
         # server that this start has not synced yet.
@@ -62,6 +67,11 @@ class CurrentStep:
         """Why the run has to end by health.stop_after, or None."""
         return self._health.stop_reason
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether a step is running and has all its groups."""
+        return bool(self.parts) and self.parts[-1].is_last
+
     def on_next_batch(self, peer: str, message: m.NextBatch, now: float) -> None:
         """Queue a rank's question for its share. Raises: FrameError for a rank or a step that the run does not have."""
         num_ranks = self._settings.learner.num_ranks
@@ -82,13 +92,14 @@ class CurrentStep:
             self.detail = f"waits for {waits_for}"
         if not self._waiting:
             return
-        is_asked = any(message.step == self.step + 1 for _, message, _ in self._waiting.values())
-        if is_asked and self.batch is None and not self.stop_reason and waits_for is None:
-            self._assign()
+        asked = [message for _, message, _ in self._waiting.values() if self._is_next(message)]
+        if asked and not self.is_whole and not self.stop_reason and waits_for is None:
+            self._assign(in_parts=asked[0].part is not UNSET)
         for rank, (peer, message, since) in list(self._waiting.items()):
-            if self.batch is not None and self.batch.step == message.step:
-                run_id, incarnation = self._mailbox.run_id, self._mailbox.incarnation
-                share, buffers = self.batch.share_of(rank, run_id, incarnation, message.request, servers.absent())
+            part = message.part or 0
+            if self.parts and self.parts[0].step == message.step and part < len(self.parts):
+                of_run = self._mailbox.run_id, self._mailbox.incarnation
+                share, buffers = self.parts[part].share_of(rank, *of_run, message.request, servers.absent())
                 self._mailbox.send(peer, share, buffers)
             elif self._has_ended(message.step):
                 self._mailbox.end(peer, message.request, message.step, self.stop_reason or "all steps are done")
@@ -116,23 +127,37 @@ class CurrentStep:
         self._waiting.clear()
         self._lacking_since = now
 
-    def _assign(self) -> None:
-        """Choose the next step's groups, if the window allows it."""
+    def _is_next(self, message: m.NextBatch) -> bool:
+        """Return whether a rank asks for what comes after the last share of any rank."""
+        return message.step == self.step + 1 and (message.part or 0) == len(self.parts)
+
+    def _assign(self, *, in_parts: bool) -> None:
+        """Choose the groups of the next step, or of its next part, if the window allows it."""
         if self.step >= self._settings.run.max_steps:
             return
-        if self._groups.num_ready < self._window.groups_per_step:
+        per_step = self._window.groups_per_step
+        num_taken = sum(len(part.groups) for part in self.parts)
+        fewest = min(per_step - num_taken, -(-per_step // _MAX_PARTS)) if in_parts else per_step
+        if self._groups.num_ready < fewest:
             self.detail = f"step {self.step + 1} waits for {self._missing(self._groups.training)}"
             return
         outstanding = self._groups.outstanding(self.policy_version)
-        choice = self._window.choose(outstanding, self.policy_version, self._settings.learner.stale_policy)
+        stale_policy = self._settings.learner.stale_policy
+        choice = self._window.choose(outstanding, self.policy_version, stale_policy, num_taken, fewest)
         if not choice.groups:
             self.detail = f"step {self.step + 1} waits for {self._missing(choice.awaited)}"
             return
         groups = self._groups.assign(choice.groups, self.step + 1)
         learner, are_whole = self._settings.learner, self._settings.is_of_rows
-        self.batch = build_step(self.step + 1, self.policy_version, groups, learner, are_whole=are_whole)
+        batch = build_step(self.step + 1, self.policy_version, groups, learner, are_whole=are_whole)
+        if in_parts:
+            is_last = num_taken + len(groups) == per_step
+            batch = replace(batch, part=len(self.parts), is_last=is_last)
+        self.parts.append(batch)
+        if self.is_whole:
+            self._groups.count_step(join(self.parts).groups)
         self.leasable_versions = range(self.policy_version, self.policy_version + 2)
-        self.detail = f"step {self.batch.step} is training"
+        self.detail = f"step {batch.step} is training"
 
     def _missing(self, names: Iterable[str]) -> str:
         awaited = [group for group in map(self._groups.training.__getitem__, names) if not group.is_ready]
@@ -147,18 +172,19 @@ class CurrentStep:
         """Return whether a rank that asks for `step` gets the end: the run is stopped, or all its steps are done.
 
         A held line delays the end, because it must be written. A stopped run waits only for the line of the last step.
+        It does not wait for the groups that its running step lacks: the next start takes the step again.
         """
         last, held = self._settings.run.max_steps, self._lines.held
-        if self.batch is not None or (held is not None and (not self.stop_reason or held.step >= last)):
+        is_running = self.is_whole or bool(self.parts and not self.stop_reason)
+        if is_running or (held is not None and (not self.stop_reason or held.step >= last)):
             return False
         return self.stop_reason is not None or step > last
 
     def finish(self, message: m.StepEnd, servers: Servers) -> None:
         """Record the end of the running step; a repeated message changes nothing."""
-        batch = self.batch
-        if batch is None or batch.step != message.step:
+        if not self.is_whole or self.parts[0].step != message.step:
             return
-        self.batch = None
+        batch, self.parts = join(self.parts), []
         self.step = message.step
         failpoint("step_book.before_account")
         self._account(batch, message)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from learner.coordinator.groups.group import Group
@@ -21,7 +22,7 @@ _TRUNCATED = ("length", "turns", "context", "time")
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The groups of one step and each rank's part."""
+    """The groups of one step, or of a part of it, and each rank's share."""
 
     step: int
     policy_version: int  # version of the weights before the step
@@ -30,6 +31,8 @@ class StepBatch:
     group_indices: list[list[int]]  # indices into trajectories of each group
     # plan of each update: [rank][micro-batch][index into trajectories]; other trajectories are not in the loss
     plans: list[list[list[list[int]]]]
+    part: int | None = None  # number of this part, from 0; None: the step is whole
+    is_last: bool = True  # False: another part follows
 
     def share_of(
         self, rank: int, run_id: str, incarnation: int, request: int, absent: Sequence[str] = ()
@@ -52,6 +55,8 @@ class StepBatch:
             mini_batches=[
                 MiniBatch(num_planned=len(_indices(plan)), num_micro_batches=len(plan[rank])) for plan in self.plans
             ],
+            part=UNSET if self.part is None else self.part,
+            is_last=UNSET if self.part is None else self.is_last,
         )
         return message, [frame for part in micro_batches for i in part for frame in self.trajectories[i].to_buffers()]
 
@@ -89,6 +94,19 @@ class StepBatch:
                 np.mean([f.reward_logs[name] for f in facts if name in f.reward_logs])
             )
         return metrics
+
+
+def join(parts: Sequence[StepBatch]) -> StepBatch:
+    """Return the whole step that came in these parts, without the ranks' plans."""
+    if len(parts) == 1:
+        return parts[0]
+    first, indices, start = parts[0], [], 0
+    for part in parts:
+        indices += [[start + index for index in group] for group in part.group_indices]
+        start += len(part.trajectories)
+    groups = tuple(group for part in parts for group in part.groups)
+    trajectories = tuple(trajectory for part in parts for trajectory in part.trajectories)
+    return StepBatch(first.step, first.policy_version, groups, trajectories, indices, [])
 
 
 def _lengths_by_reward(rewards: NDArray[np.float64], lengths: NDArray[np.int64]) -> dict[str, float]:

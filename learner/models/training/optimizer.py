@@ -19,12 +19,15 @@ class GuardedAdamW(torch.optim.AdamW):
         super().__init__(params, **settings)
         self._max_grad_norm = max_grad_norm
         self.overflow = False
+        self.cur_scale = 1.0  # divides the gradient of the next step, as DeepSpeed's optimizers do
         self._global_grad_norm = 0.0
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Clip, then update; skip the update when the norm of the reduced gradient is not finite."""
+        """Divide, clip, then update; skip the update when the norm of the reduced gradient is not finite."""
         parameters = [p for group in self.param_groups for p in group["params"]]
+        if self.cur_scale != 1.0:
+            torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], 1.0 / self.cur_scale)
         self._global_grad_norm = float(clip_grad_norm_(parameters, self._max_grad_norm, foreach=True))
         self.overflow = not torch.isfinite(torch.tensor(self._global_grad_norm)).item()
         if not self.overflow:

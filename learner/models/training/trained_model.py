@@ -106,13 +106,16 @@ class TrainedModel:
             dist_init_required=False,
         )
 
-    def update(self, sums: Sums, global_weight: float) -> StepResult:
+    def update(self, sums: Sums, global_weight: float, *, is_divided: bool = True) -> StepResult:
         """Return the outcome of one optimizer update with the accumulated gradient.
 
-        sums: this rank's, with the same keys on every rank. "loss" is divided by global_weight.
+        sums: this rank's, with the same keys on every rank. "loss" is divided by global_weight. is_divided: False: the
+        gradient is not yet, so it is now.
         """
         lr = self.learning_rate
+        self._engine.optimizer.cur_scale = 1.0 if is_divided else global_weight
         self._engine.step()
+        self._engine.optimizer.cur_scale = 1.0
         reduced = _reduce(sums)
         norm = self._engine.get_global_grad_norm()
         result = StepResult(

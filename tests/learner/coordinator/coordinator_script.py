@@ -160,13 +160,13 @@ class Script:
 
     # -- a learner rank -----------------------------------------------------------------------------------------------
 
-    def ask(self, step: int, rank: int = 0) -> list[m.Message]:
-        """Have a rank ask for its batch; returns what it is answered at once."""
-        self.tell(f"rank-{rank}", m.NextBatch(**self.stamp, step=step, rank=rank))
+    def ask(self, step: int, rank: int = 0, part: int | msgspec.UnsetType = msgspec.UNSET) -> list[m.Message]:
+        """Have a rank ask for its batch; returns what it is answered at once. part: of a step in parts."""
+        self.tell(f"rank-{rank}", m.NextBatch(**self.stamp, step=step, rank=rank, part=part))
         return self.take(f"rank-{rank}", m.Message)
 
-    def batch(self, step: int, rank: int = 0) -> m.Batch:
-        (answer,) = self.ask(step, rank)
+    def batch(self, step: int, rank: int = 0, part: int | msgspec.UnsetType = msgspec.UNSET) -> m.Batch:
+        (answer,) = self.ask(step, rank, part)
         assert isinstance(answer, m.Batch), answer
         return answer
 

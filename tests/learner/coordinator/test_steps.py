@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import msgspec
+
 from protocol.wire import messages as m
 from tests.learner.coordinator.coordinator_script import Script, settings_of
 
@@ -210,3 +212,126 @@ def test_groups_of_a_step_are_assigned_to_it_in_the_ledger(script: Script) -> No
         script.finish("s1", lease)
     script.batch(1)
     assert script.rows("SELECT DISTINCT step FROM prompts WHERE state = 'assigned'") == [(1,)]
+
+
+# -- steps in parts ----------------------------------------------------------------------------------------------------
+
+
+def four_a_step(folder: Path, **learner: int) -> Script:
+    return Script(folder, settings_of(learner={"groups_per_step": 4, "max_staleness": 0, **learner}))
+
+
+def test_step_in_parts_begins_with_the_ready_groups_and_its_line_is_of_all(tmp_path: Path) -> None:
+    script = four_a_step(tmp_path)
+    first, second, third, fourth = script.demand()
+    assert script.ask(1, part=0) == []
+    script.finish("s1", second, reward=1.0)
+    (begun,) = script.take("rank-0", m.Batch)
+    assert ({facts.group for facts in begun.facts}, begun.part, begun.is_last) == ({second.group}, 0, False)
+    assert script.states() == {"leased": 3, "assigned": 1}
+    script.finish("s1", first, reward=0.0)
+    script.finish("s1", fourth, reward=0.0)
+    further = script.batch(1, part=1)
+    assert {facts.group for facts in further.facts} == {first.group, fourth.group}
+    assert (further.part, further.is_last, further.planned) == (1, False, [0, 1, 2, 3])
+    assert script.ask(1, part=2) == []
+    script.advance(1.5)
+    assert script.take("rank-0", m.Wait) == [m.Wait(**script.stamp, detail="step 1 waits for 1 groups on s1")]
+    script.finish("s1", third, reward=0.0)
+    last = script.batch(1, part=2)
+    assert (last.part, last.is_last) == (2, True)
+    script.step(1, version=1)
+    assert script.states() == {"trained": 4}
+    (line,) = script.metrics()
+    assert (line["reward/mean"], line["data/num_samples"], line["progress/epoch"]) == (0.25, 8, 0.5)
+    assert line["data/window_used"] == 4
+
+
+def test_step_that_is_ready_comes_in_one_part_and_a_rank_that_takes_none_waits(tmp_path: Path) -> None:
+    script = four_a_step(tmp_path)
+    *others, slow = script.demand()
+    for lease in others:
+        script.finish("s1", lease)
+    assert script.ask(1) == []
+    script.finish("s1", slow)
+    (whole,) = script.take("rank-0", m.Batch)
+    assert (whole.part, whole.is_last, len(whole.facts)) == (msgspec.UNSET, msgspec.UNSET, 8)
+    script.step(1, version=1)
+    for lease in script.demand(version=1):
+        script.finish("s1", lease, version=1)
+    one = script.batch(2, part=0)
+    assert (one.part, one.is_last, len(one.facts)) == (0, True, 8)
+
+
+def test_every_rank_gets_the_same_parts_and_a_part_again(tmp_path: Path) -> None:
+    script = four_a_step(tmp_path, num_ranks=2)
+    *others, slow = script.demand()
+    script.finish("s1", others[0])
+    first = script.batch(1, rank=0, part=0)
+    for lease in others[1:]:
+        script.finish("s1", lease)
+    second = script.batch(1, rank=0, part=1)
+    other = script.batch(1, rank=1, part=0)
+    assert (other.facts, len(other.micro_batches)) == (first.facts, len(first.micro_batches))
+    assert script.batch(1, rank=0, part=1) == second
+    assert script.batch(1, rank=1, part=1).facts == second.facts
+    script.finish("s1", slow)
+    assert script.batch(1, rank=1, part=2).is_last
+
+
+def test_a_part_has_an_eighth_of_the_groups_or_the_rest(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(learner={"groups_per_step": 17, "max_staleness": 0}), num_prompts=40)
+    leases = script.demand()
+    assert len(leases) == 17
+    sizes = []
+    assert script.ask(1, part=0) == []
+    for lease in leases:
+        script.finish("s1", lease)
+        for batch in script.take("rank-0", m.Batch):
+            sizes.append(len(batch.groups))
+            if not batch.is_last:
+                assert script.ask(1, part=len(sizes)) == []
+    assert sizes == [3, 3, 3, 3, 3, 2]
+
+
+def test_stop_ends_a_step_that_lacks_groups_and_the_next_start_takes_it_again(tmp_path: Path) -> None:
+    learner = {"groups_per_step": 4, "max_staleness": 0, "num_ranks": 2}
+    script = Script(tmp_path, settings_of(learner=learner))
+    leases = script.demand()
+    script.finish("s1", leases[0])
+    script.batch(1, rank=0, part=0)
+    script.coordinator.stop_after_step("stopped by the user")
+    (ended,) = script.ask(1, rank=0, part=1)
+    assert isinstance(ended, m.RunEnd)
+    assert isinstance(script.batch(1, rank=1, part=0), m.Batch)  # rank 0 waits for it in a collective
+    assert script.ask(1, rank=1, part=1) == [ended]
+    again = script.resume(0, learner=learner)
+    assert {lease.group for lease in again.demand()} == {lease.group for lease in leases}
+
+
+def test_group_that_is_skipped_while_its_step_runs_is_replaced(tmp_path: Path) -> None:
+    script = four_a_step(tmp_path)
+    bad, *others = script.demand()
+    script.finish("s1", others[0])
+    script.batch(1, part=0)
+    for number in range(3):
+        script.fail("s1", bad, 0)
+        if number < 2:
+            script.advance(31.0)
+            (bad,) = script.demand()
+    (new,) = script.demand()
+    for lease in (*others[1:], new):
+        script.finish("s1", lease)
+    assert {facts.group for facts in script.batch(1, part=1).facts} == {x.group for x in (*others[1:], new)}
+
+
+def test_ranks_push_again_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    script = four_a_step(tmp_path)
+    leases = script.demand()
+    script.finish("s1", leases[0])
+    script.batch(1, part=0)
+    script.tell("s1", m.Hello(**script.stamp, server="s1", policy_version=None))
+    script.advance()
+    script.advance(4.0)
+    assert script.ask(1, part=1) == [m.PushAgain(**script.stamp, step=1)]
+    assert len(script.demand(version=0)) == 3

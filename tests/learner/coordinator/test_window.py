@@ -63,13 +63,15 @@ class World:
         self.num_leased = self.num_dropped = 0
         self.groups: dict[str, Outstanding] = {}
         self.staleness: list[int] = []
+        self.fewest: int | None = None  # of a part of a step; None: steps are taken whole
+        self.taken: list[Outstanding] = []  # by the running step
 
     def lease(self) -> None:
-        if len(self.groups) < self.window.size:
+        if len(self.groups) + len(self.taken) < self.window.size:
             self.num_leased += 1
             name = f"g{self.num_leased}"
             self.groups[name] = Outstanding(name, self.version, is_ready=False)
-        assert len(self.groups) <= self.window.size
+        assert len(self.groups) + len(self.taken) <= self.window.size
 
     def finish_one(self) -> None:
         running = [g for g in self.groups.values() if not g.is_ready]
@@ -83,13 +85,20 @@ class World:
         for name in [g.group for g in self.groups.values() if self.window.is_too_old(g.oldest_version, self.version)]:
             self.num_dropped += 1
             self.groups[name] = Outstanding(name, self.version, is_ready=False)
-        choice = self.window.choose(list(self.groups.values()), self.version, self.policy)
+        num_taken, groups = len(self.taken), list(self.groups.values())
+        choice = self.window.choose(groups, self.version, self.policy, num_taken, self.fewest)
         assert not (choice.groups and choice.awaited)
         assert all(not self.groups[name].is_ready for name in choice.awaited)
         if not choice.groups:
             return False
-        assert len(choice.groups) == self.window.groups_per_step
-        self.staleness += [self.version - self.groups.pop(name).oldest_version for name in choice.groups]
+        self.taken += [self.groups.pop(name) for name in choice.groups]
+        if self.fewest is None:
+            assert len(self.taken) == self.window.groups_per_step
+        elif len(self.taken) < self.window.groups_per_step:
+            assert len(choice.groups) >= self.fewest
+            return self.learn()
+        self.staleness += [self.version - group.oldest_version for group in self.taken]
+        self.taken = []
         if self.random.random() > 0.1:  # else the step was not applied
             self.version += 1
         return True
@@ -118,6 +127,21 @@ def test_waiting_never_trains_nor_drops_a_group_that_is_too_old(
     world.live(300)
     assert world.num_dropped == 0
     assert max(world.staleness, default=0) <= max_staleness
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), groups_per_step=st.integers(2, 6), fewest=st.integers(1, 3))
+def test_steps_in_parts_train_and_drop_no_group_that_is_too_old_and_end(
+    max_staleness: int, seed: int, groups_per_step: int, fewest: int
+) -> None:
+    world = World(seed, groups_per_step, max_staleness, "wait")
+    world.fewest = fewest
+    world.live(300)
+    assert world.num_dropped == 0
+    assert max(world.staleness, default=0) <= max_staleness
+    for _ in range(2 * max_staleness + 3):
+        assert world.settle()
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 4])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from learner.models.critic import ValueLoss
-from learner.models.gradient import LossFunction, StepResult, Sums
+from learner.models.gradient import LossFunction, StepResult, Sums, add_sums
 from learner.models.micro_batch import MicroBatch
 
 
@@ -39,6 +39,24 @@ class TableModel:
             return loss(logprobs, torch.zeros_like(logprobs), micro_batch)
 
         return _step(self.logits, micro_batches, of_each, global_weight, self.losses)
+
+    def add_part(self, micro_batches: Sequence[MicroBatch], loss: LossFunction) -> Sums:
+        sums: Sums = {}
+        for micro_batch in micro_batches:
+            logprobs = logprobs_of(self.logits, micro_batch)
+            value, found = loss(logprobs, torch.zeros_like(logprobs), micro_batch)
+            value.backward()
+            add_sums(sums, {"loss": value, **found})
+        return sums
+
+    def update(self, sums: Sums, global_weight: float, *, is_divided: bool) -> StepResult:
+        assert not is_divided
+        assert self.logits.grad is not None
+        self.logits.data -= self.logits.grad / global_weight
+        self.logits.grad = None
+        found = {key: float(number) for key, number in sums.items()}
+        self.losses.append(found.pop("loss") / global_weight)
+        return StepResult(True, self.losses[-1], 1.0, found)
 
 
 class TableCritic:

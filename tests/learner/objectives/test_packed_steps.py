@@ -6,6 +6,7 @@ turns and of one token, a group of equal rewards, groups of one, a rank that has
 
 from typing import Any, cast
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -89,3 +90,59 @@ def test_packed_and_unpacked_steps_are_those_of_the_slow_loop(loss: str, correct
                 if advantage == "gae":
                     close(critic.losses, of_critic)
                     close(critic.table.detach(), values.detach())
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_step_in_parts_is_that_of_the_slow_loop(loss: str, correction: str) -> None:
+    """Groups of two in parts of one, two and one groups."""
+    made = slow.trajectories(tables()[0])
+    for number, aggregate in enumerate(AGGREGATES):
+        how = slow.How("grpo", loss, correction, aggregate, ("behaviour", "recompute")[number % 2])
+        logits, values = tables()
+        expected, _ = slow.slow_step(made, logits, values, how, 1)
+        policy = TableModel(tables()[0])
+        given = settings_of(how).model_dump(exclude_unset=True)
+        given["learner"]["num_epochs"] = 1
+        settings = Settings.model_validate(given, context={IS_SAVED: True})
+        objective = PolicyGradient(Roles(cast(Any, policy)), settings, lambda sums: sums)
+        assert objective.takes_parts
+        for part, of_part in enumerate((made[:2], made[2:6], made[6:])):
+            numbers = list(range(len(of_part)))
+            batch = slow.batch_of(of_part, "grpo", [numbers[:1], numbers[1:]])
+            batch = msgspec.structs.replace(batch, part=part, is_last=part == 2)
+            if part < 2:
+                objective.take_part(batch, dict(enumerate(of_part)), 4)
+            else:
+                outcome = objective.take_step(batch, dict(enumerate(of_part)), 4)
+        # A part's weights are rounded to float32 before the step's size divides them.
+        torch.testing.assert_close(policy.losses, expected, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(policy.logits.detach(), logits.detach(), rtol=1e-6, atol=1e-7)
+        num_tokens = sum(int(each.loss_mask.sum()) for each in made)
+        assert outcome.metrics["data/num_trained_tokens"] == num_tokens
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"learner": {"num_epochs": 2}},
+        {"learner": {"num_mini_batches": 2}},
+        {"learner": {"whiten": True}},
+        {"learner": {"advantage": "reinforce_pp"}},
+        {"learner": {"equal_groups": "skip"}},
+        {"learner": {"router_aux_loss": 0.1}},
+        {"learner": {"advantage": "rloo"}, "rewards": {"normalize": True}},
+    ],
+)
+def test_step_that_needs_its_other_groups_is_not_taken_in_parts(sections: dict[str, Any]) -> None:
+    roles = Roles(cast(Any, TableModel(tables()[0])))
+    assert PolicyGradient(roles, Settings.model_validate({"learner": {}}), lambda sums: sums).takes_parts
+    settings = Settings.model_validate(sections)
+    assert not PolicyGradient(roles, settings, lambda sums: sums).takes_parts
+
+
+def test_step_with_a_critic_is_not_taken_in_parts() -> None:
+    table, values = tables()
+    roles = Roles(cast(Any, TableModel(table)), cast(Any, TableCritic(values)))
+    settings = Settings.model_validate({"learner": {"advantage": "gae", "whiten": False}})
+    assert not PolicyGradient(roles, settings, lambda sums: sums).takes_parts

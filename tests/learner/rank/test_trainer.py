@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from learner.objectives.policy_gradient import StepOutcome
@@ -25,7 +26,8 @@ PUSHED = PushReport(
 class Peers:
     """Objective, coordinator, pusher and checkpoints in one, which note what was done with them, in order.
 
-    answers: of the coordinator, after which it ends the run. bad_steps: those that are not applied.
+    answers: of the coordinator, after which it ends the run: the servers that a push leaves out, None to push again, or
+    whether a part is the last. bad_steps: those that are not applied.
     """
 
     answers: list[Any]
@@ -35,6 +37,7 @@ class Peers:
     device: Any = field(default_factory=OwnDevice)
     trained_on: list[int] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
+    asked: list[Any] = field(default_factory=list)  # parts; unset where the rank takes whole steps
 
     def take_step(self, batch: Batch, trajectories: Any, policy_version: int) -> StepOutcome:
         self.num_steps += 1
@@ -42,8 +45,14 @@ class Peers:
         is_bad = self.num_steps in self.bad_steps
         return StepOutcome(not is_bad, "not finite" if is_bad else "", {"policy/loss": 1.0, "policy/kl_sampler": 0.0})
 
-    def next_batch(self, step: int, rank: int, timeout_s: float, waited_s: float) -> Any:
+    def take_part(self, batch: Batch, trajectories: Any, policy_version: int) -> None:
+        self.done.append(("part", batch.part))
+
+    def next_batch(self, step: int, rank: int, timeout_s: float, waited_s: float, part: Any) -> Any:
+        self.asked.append(part)
         answer = self.answers.pop(0) if self.answers else "the run is over"
+        if isinstance(answer, bool):
+            return msgspec.structs.replace(_batch(step, []), part=part, is_last=answer), {}
         return (_batch(step, answer), {}) if isinstance(answer, list) else answer
 
     def report_step(self, step: int, version: int, applied: bool, detail: str, metrics: dict[str, float]) -> None:
@@ -65,7 +74,9 @@ def _batch(step: int, absent: list[str]) -> Batch:
     return Batch(run_id="r", incarnation=1, step=step, facts=[], groups=[], planned=[], micro_batches=[], absent=absent)
 
 
-def _trainer(peers: Peers, rank: int = 0, step: int = 0, every: int = 2, are_saved: bool = False) -> Trainer:
+def _trainer(
+    peers: Peers, rank: int = 0, step: int = 0, every: int = 2, are_saved: bool = False, in_parts: bool = False
+) -> Trainer:
     anything = cast(Any, peers)
     settings = Settings(
         learner=LearnerSettings(checkpoint_every_steps=every, groups_per_step=2), run=RunSettings(max_steps=4)
@@ -80,6 +91,7 @@ def _trainer(peers: Peers, rank: int = 0, step: int = 0, every: int = 2, are_sav
         anything,
         anything,
         peers.told.append,
+        parts=anything if in_parts else None,
     )
 
 
@@ -215,3 +227,33 @@ def test_rank_waits_for_its_batch_also_after_a_push_that_no_server_took() -> Non
     # On a shared device the run's command starts a server that died while a rank says that it waits, and only then.
     pushing, waiting = "pushing version 0", "waiting for the batch of step 1"
     assert peers.told[:7] == [pushing, waiting, pushing, waiting, pushing, waiting, "training step 1"]
+
+
+def test_parts_of_a_step_are_taken_as_they_come_and_the_last_one_takes_the_step() -> None:
+    peers = Peers([False, None, False, True, True])
+    _trainer(peers, every=0, in_parts=True).train()
+    assert [act for act in peers.done if act[0] not in ("leave out", "save")] == [
+        ("push", 0),
+        ("part", 0),
+        ("push", 0),  # no server held the weights
+        ("part", 1),
+        ("push", 1),
+        ("stepped", 1, 1, True),
+        ("push", 2),
+        ("stepped", 2, 2, True),
+    ]
+    assert peers.asked == [0, 1, 1, 2, 0, 0]
+    assert peers.num_steps == 2
+
+
+def test_run_that_ends_in_the_middle_of_a_step_saves_the_step_before() -> None:
+    peers = Peers([True, False])
+    _trainer(peers, every=0, in_parts=True).train()
+    assert peers.done[-1] == ("save", 1, 1)
+    assert peers.num_steps == 1
+
+
+def test_trainer_that_takes_whole_steps_asks_for_no_part() -> None:
+    peers = Peers([[]])
+    _trainer(peers).train()
+    assert peers.asked == [msgspec.UNSET, msgspec.UNSET]
