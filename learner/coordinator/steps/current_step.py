@@ -184,12 +184,12 @@ class CurrentStep:
         """Record the end of the running step; a repeated message changes nothing."""
         if not self.is_whole or self.parts[0].step != message.step:
             return
-        batch, self.parts = join(self.parts), []
+        batch, num_parts, self.parts = join(self.parts), len(self.parts), []
         self.step = message.step
         failpoint("step_book.before_account")
         self._account(batch, message)
         failpoint("step_book.after_account")
-        metrics = self._metrics(batch, message) | servers.take_outside_share()
+        metrics = {"data/num_parts": num_parts} | self._metrics(batch, message) | servers.take_outside_share()
         self._health.take({"step": message.step, **metrics})
         metrics["health/alarms"] = len(self._health.active)
         self._lines.add(self.step, self.policy_version, metrics, batch)

@@ -244,7 +244,7 @@ def test_step_in_parts_begins_with_the_ready_groups_and_its_line_is_of_all(tmp_p
     assert script.states() == {"trained": 4}
     (line,) = script.metrics()
     assert (line["reward/mean"], line["data/num_samples"], line["progress/epoch"]) == (0.25, 8, 0.5)
-    assert line["data/window_used"] == 4
+    assert (line["data/window_used"], line["data/num_parts"]) == (4, 3)
 
 
 def test_step_that_is_ready_comes_in_one_part_and_a_rank_that_takes_none_waits(tmp_path: Path) -> None:
