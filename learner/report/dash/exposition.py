@@ -95,7 +95,7 @@ def _of_status(status: RunStatus) -> Iterator[tuple[str, dict[str, str], float]]
     yield "window_groups", {}, float(status.window_used)
     yield "window_size", {}, float(status.window_size)
     yield "window_ready_groups", {}, float(status.ready)
-    for kind, count in status.counts.items():
+    for kind, count in {"retried": 0, "skipped": 0, **status.counts}.items():  # from 0: for rates
         yield "events_total", {"kind": kind}, float(count)
     for name, server in status.servers.items():
         if server is not None:
