@@ -15,6 +15,7 @@ from learner.coordinator.steps.record import RunRecord
 from learner.data.prompt_reading import RowName
 from learner.data.prompt_set import load_prompts, open_prompts
 from learner.data.prompts import Prompt
+from learner.data.recorded import group_every
 from learner.data.sft_rows import RowEncoder
 from learner.data.text_decoder import TextDecoder
 from learner.disk.model_folder import read_vocab_size
@@ -27,7 +28,6 @@ from protocol.settings.settings import Settings
 from protocol.wire.channel import RouterChannel
 
 _STATUS_S = 30.0
-_NUM_GROUPS = 20  # whole groups in samples.jsonl at a run's end
 
 
 class CoordinatorProcess:
@@ -74,7 +74,7 @@ class CoordinatorProcess:
                 folder,
                 settings.report.samples_per_step,
                 decoder,
-                max(1, settings.run.max_steps // _NUM_GROUPS),
+                group_every(settings),
             ),
             last_step=self._last_step,
             copies=self._copies,

@@ -19,6 +19,7 @@ LOCK = ".lock"
 SEARCH_INDEX = "search_index"  # digest of the index that the run's last start searched
 TRAIN_INDEX = "prompts.npz"  # place of each prompt of data.train
 SKIPPED_ROWS = "skipped_rows.json"  # rows of data.train that the run skips
+LEARNER_VALUES = "learner_values"  # folder: a file for each step and rank that trained a recorded sample
 RECORDS = ("metrics.jsonl", "samples.jsonl", "evaluations.jsonl")
 _MARK_BYTES = 4096  # at least one line of metrics, with its time
 

@@ -9,7 +9,7 @@ updates     mini-batches times epochs, of the policy, then the critic make_loss,
 metrics     sums of all updates as the step's metrics line            step_metrics.py
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -42,6 +42,9 @@ from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch
 from protocol.wire.trajectory import Trajectory
 
+# Takes the logprobs [K] and entropies [K] of a micro-batch's tokens before each update.
+OnTokens = Callable[[Tensor, Tensor, MicroBatch], None]
+
 
 @dataclass(frozen=True)
 class StepOutcome:
@@ -70,6 +73,7 @@ class PolicyGradient:
 
         Raises: SettingsError for a user's advantage that cannot be loaded, or that cannot use rewards.credit.
         """
+        self.on_tokens: OnTokens | None = None
         self._roles = roles
         self._settings = settings
         self._reduce = reduce
@@ -103,7 +107,7 @@ class PolicyGradient:
         """Add the gradient of a part of a step; `take_step` with the last part takes it. Collective."""
         plan, micro_batches = self.prepare(batch, trajectories, policy_version)
         (update,) = plan.updates
-        add_sums(self._parts.sums, self._roles.policy.add_part(micro_batches, self._loss))
+        add_sums(self._parts.sums, self._roles.policy.add_part(micro_batches, self._heard_loss()))
         self._parts.weight += update.weight
         self._parts.num_model_tokens += update.num_model_tokens
         self._parts.num_planned += len(batch.planned)
@@ -210,9 +214,13 @@ class PolicyGradient:
         rewards = [token_rewards(each, scores, of_turns) + penalty for each, penalty in pairs]
         return of_tokens(micro_batches, rewards, advantage.of_tokens, self._algorithm.gamma, self._algorithm.lam)
 
+    def _heard_loss(self) -> LossFunction:
+        return self._loss if self.on_tokens is None else _with_listener(self._loss, self.on_tokens)
+
     def _update_policy(self, plan: StepPlan, micro_batches: Sequence[MicroBatch]) -> list[StepResult]:
+        loss = self._heard_loss()
         return [
-            self._roles.policy.step(part, self._loss, update.divisor)
+            self._roles.policy.step(part, loss, update.divisor)
             for _ in range(self._settings.learner.num_epochs)
             for update, part in plan.split(micro_batches)
         ]
@@ -236,6 +244,14 @@ class PolicyGradient:
         every, reference = self._settings.reference.refresh_every_steps, self._roles.reference
         if isinstance(reference, ReferenceModel) and every and step % every == 0:
             reference.refresh(self._roles.policy)
+
+
+def _with_listener(loss: LossFunction, on_tokens: OnTokens) -> LossFunction:
+    def heard_loss(logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
+        on_tokens(logprobs.detach(), entropies.detach(), micro_batch)
+        return loss(logprobs, entropies, micro_batch)
+
+    return heard_loss
 
 
 def _with_returns(micro_batch: MicroBatch, advantages: Tensor) -> MicroBatch:

@@ -26,6 +26,7 @@ from learner.plan.needs import is_trained
 from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.coordinator_client import CoordinatorClient
 from learner.rank.device_switch import SharedDevice
+from learner.rank.learner_values import RecordedValues
 from learner.rank.mfu import Meter, make_meter, no_mfu
 from learner.rank.process import WAITING_FOR_BATCH, RunPlace
 from learner.rank.push import RankPusher, natural_text
@@ -80,7 +81,7 @@ class Trainer:
         checkpoints: CheckpointWriter,
         report: Report,
         meter: Meter = no_mfu,
-        parts: PolicyGradient | None = None,
+        parts: PolicyGradient | RecordedValues | None = None,
     ) -> None:
         """report: takes the rank's phase. meter: measures steps. parts: takes parts of a step; None: it waits."""
         self._rank = world.place.rank
@@ -219,7 +220,12 @@ def train(
     checkpoints = CheckpointWriter(models.roles, coordinator, world.solo, *saved, served_digest=lambda: pusher.digest)
     objective = objective_of(settings, models.roles, model)
     takes_parts = settings.learner.stream and not settings.learner.keep_batches and not run.shares_devices
-    parts = objective if takes_parts and isinstance(objective, PolicyGradient) and objective.takes_parts else None
+    parts: PolicyGradient | RecordedValues | None = None
+    if isinstance(objective, PolicyGradient):
+        parts = objective if takes_parts and objective.takes_parts else None
+        if settings.report.samples_per_step:
+            objective = RecordedValues(objective, settings, folder, rank)
+            parts = parts and objective
     if settings.learner.keep_batches:
         objective = KeptSteps(objective, settings, folder, lambda: pusher.digest)
     meter = make_meter(models.roles.policy, settings) if is_trained(settings) else no_mfu

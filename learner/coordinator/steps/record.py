@@ -19,12 +19,12 @@ import msgspec
 from learner.coordinator.groups.evaluations import Evaluations, EvaluationSchedule
 from learner.coordinator.groups.written_answers import WrittenAnswers
 from learner.coordinator.steps.step_batch import StepBatch
+from learner.data.recorded import recorded_indices
 from learner.data.text_decoder import TextDecoder
 from learner.disk.run_folder import parse_metrics_line
 from learner.ledger.ledger import HELD_LINE, Ledger
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
-from protocol.wire.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,9 @@ class RunRecord:
     def write_samples(self, batch: StepBatch) -> None:
         """Append samples of a step: text to read, and token ids with their mask."""
         labels = {group.name: group.prompt.label_text for group in batch.groups}
-        for trajectory in self._chosen(batch):
+        of_step = [each.facts for each in batch.trajectories]
+        for index in recorded_indices(of_step, batch.step, self._samples_per_step, self._group_every):
+            trajectory = batch.trajectories[index]
             facts = trajectory.facts
             tokens = trajectory.tokens.tolist()
             prompt, response = self.decoder.texts(tokens, (facts.num_prompt_tokens, len(tokens)))
@@ -115,14 +117,6 @@ class RunRecord:
                     "logprobs": [round(value, 4) for value in trajectory.behaviour_logprobs.tolist()],
                 },
             )
-
-    def _chosen(self, batch: StepBatch) -> list[Trajectory]:
-        """Return samples spread over the step; in the first step and each group_every-th also the first group."""
-        all_of_step, num = batch.trajectories, self._samples_per_step
-        chosen = set(range(0, len(all_of_step), max(1, len(all_of_step) // num))[:num]) if num else set()
-        if chosen and self._group_every and (batch.step == 1 or batch.step % self._group_every == 0):
-            chosen |= {i for i, each in enumerate(all_of_step) if each.facts.group == all_of_step[0].facts.group}
-        return [all_of_step[index] for index in sorted(chosen)]
 
     def write_answers(self, lines: Sequence[Mapping[str, object]]) -> None:
         """Append an evaluation's answers. If a start repeats an evaluation, the last answers count."""

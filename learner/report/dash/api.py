@@ -20,11 +20,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from learner.live.status import read_status
 from learner.report.dash.exposition import RunsCollector
+from learner.report.dash.learner_values import read_learner_values
 from learner.report.dash.ledger_rows import MOST_COUNTED, ORDERS, Filter
 from learner.report.dash.logs import merged_logs
 from learner.report.dash.runs import RunFolder, Runs
 from learner.report.dash.sample_index import search_of
-from learner.report.dash.spans import calls_of
 from learner.report.dash.timeline import trace_events
 from learner.report.page import render_page
 from learner.report.plots import Curves, Plot, compared_plots, metric_plots, reward_plot
@@ -159,8 +159,7 @@ def _add_sample_routes(app: FastAPI, runs: Runs) -> None:
         """The newest trajectories and steps as trace events: a file for Perfetto."""
         _, rows = run.ledger.trajectories(Filter(), "newest", 0, newest)
         ids = run.samples.ids(list({row["group"] for row in rows}))
-        calls = {place: calls_of(run.samples.line(id)) for place, id in ids.items()}
-        return _json(trace_events(rows, run.lines(), calls))
+        return _json(trace_events(rows, run.lines(), {place: run.samples.calls(id) for place, id in ids.items()}))
 
     @app.get("/api/group")
     def group(run: Annotated[RunFolder, Depends(find_run)], group: str) -> Response:
@@ -169,9 +168,10 @@ def _add_sample_routes(app: FastAPI, runs: Runs) -> None:
 
     @app.get("/api/sample")
     def sample(run: Annotated[RunFolder, Depends(find_run)], id: int) -> Response:
-        """A recorded sample: tokens with their texts, mask, policy versions and logprobs."""
+        """A recorded sample: tokens with their texts, mask, policy versions, logprobs, and the learner's values."""
         try:
-            return _json(run.samples.sample(id, run.decoder()))
+            shown = run.samples.sample(id, run.decoder())
+            return _json({**shown, "learner": read_learner_values(run.path, shown)})
         except KeyError:
             raise HTTPException(404, f"sample {id} is not recorded in {run.name}") from None
 

@@ -202,22 +202,26 @@
       h("h2", {}, "What happened"), card(table([["after", each => at(each[0]), "number"], ["at", each => clock(each[0]), "wide"], ["", each => each[1], ""]], told))] };
   }
 
-  const STRIPS = { mask: "author and mask", version: "policy version", logprob: "logprob of the sampler" };
+  const STRIPS = { mask: "author and mask", version: "policy version", logprob: "logprob of the sampler", advantage: "advantage", entropy: "entropy of the learner", gap: "logprob gap of learner and sampler" };
   async function sample(run, id) {
     const found = await get("sample", { run, id });
     const place = h("div", { class: "text mono tokens" }), key = h("p", {});
-    const chosen = h("select", { "aria-label": "colour of the tokens", onchange: () => paint(chosen.value) }, Object.entries(STRIPS).filter(([name]) => name === "mask" || (name === "version" ? found.version_spans : found.logprobs)).map(([name, title]) => h("option", { value: name }, title)));
+    const chosen = h("select", { "aria-label": "colour of the tokens", onchange: () => paint(chosen.value) }, Object.entries(STRIPS).filter(([name]) => name === "mask" || (name === "version" ? found.version_spans : name === "logprob" ? found.logprobs : found.learner)).map(([name, title]) => h("option", { value: name }, title)));
     const versions = new Array(found.tokens.length).fill(null);
     for (const [start, end, version] of found.version_spans || []) versions.fill(version, start, end);
     const known = [...new Set(versions.filter(version => version != null))];
+    const { learner } = found, gap = i => learner.logprobs[i] - found.logprobs[i];
+    const shade = (name, strength) => `color-mix(in srgb, var(--${name}) ${Math.min(80, Math.abs(strength)).toFixed(0)}%, transparent)`, masked = (i, drawn) => found.loss_mask[i] ? drawn : "";
     const colour = { mask: i => found.loss_mask[i] ? "var(--model)" : i < found.num_prompt_tokens ? "var(--prompt)" : "var(--observation)",
       version: i => versions[i] == null ? "" : `color-mix(in srgb, var(--c${known.indexOf(versions[i]) % 6}) 32%, transparent)`,
-      logprob: i => found.loss_mask[i] ? `color-mix(in srgb, var(--bad) ${Math.min(80, -16 * found.logprobs[i]).toFixed(0)}%, transparent)` : "" };
+      logprob: i => found.loss_mask[i] ? `color-mix(in srgb, var(--bad) ${Math.min(80, -16 * found.logprobs[i]).toFixed(0)}%, transparent)` : "",
+      advantage: i => masked(i, shade(learner.advantages[i] < 0 ? "bad" : "good", 35 * learner.advantages[i])), entropy: i => masked(i, shade("bad", 25 * learner.entropies[i])), gap: i => masked(i, shade("bad", 400 * gap(i))) };
     const keys = { mask: [["prompt: masked", "var(--prompt)"], ["written by the model: trained", "var(--model)"], ["observation: masked", "var(--observation)"]],
-      version: known.map((version, i) => [`version ${version}`, `color-mix(in srgb, var(--c${i % 6}) 32%, transparent)`]), logprob: [["likely", ""], ["unlikely: -5 nats or less", "color-mix(in srgb, var(--bad) 80%, transparent)"]] };
+      version: known.map((version, i) => [`version ${version}`, `color-mix(in srgb, var(--c${i % 6}) 32%, transparent)`]), logprob: [["likely", ""], ["unlikely: -5 nats or less", "color-mix(in srgb, var(--bad) 80%, transparent)"]],
+      advantage: [["better than its group", shade("good", 80)], ["worse", shade("bad", 80)]], entropy: [["certain", ""], ["3 nats or more", shade("bad", 80)]], gap: [["equal", ""], ["0.2 nats or more apart", shade("bad", 80)]] };
     function paint(name) {
       key.replaceChildren(...keys[name].map(([text, shade]) => h("span", { class: "tag", style: `background: ${shade}` }, text)));
-      place.replaceChildren(...found.texts.map((text, i) => h("span", { class: "token", style: `background: ${colour[name](i)}`, title: `token ${i}: id ${found.tokens[i]}${found.loss_mask[i] ? `, logprob ${found.logprobs ? found.logprobs[i] : "?"}, version ${versions[i] ?? "?"}` : ", masked"}` }, visible(text))));
+      place.replaceChildren(...found.texts.map((text, i) => h("span", { class: "token", style: `background: ${colour[name](i)}`, title: `token ${i}: id ${found.tokens[i]}${found.loss_mask[i] ? `, logprob ${found.logprobs ? found.logprobs[i] : "?"}, version ${versions[i] ?? "?"}${learner ? `, learner's logprob ${learner.logprobs[i]}, entropy ${learner.entropies[i]}, advantage ${learner.advantages[i]}` : ""}` : ", masked"}` }, visible(text))));
     }
     paint("mask");
     const parts = Object.entries(found.reward_parts).map(([name, value]) => `${name} ${short(value)}`).join(", ");

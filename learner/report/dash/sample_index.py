@@ -20,6 +20,7 @@ import msgspec
 
 from learner.data.text_decoder import TextDecoder
 from learner.disk.run_folder import mark_at
+from protocol.wire.trajectory import TimedCall
 
 # An id is never used again: words of a sample that a resume has removed stay in `texts`, and find nothing.
 _TABLES = (
@@ -109,6 +110,10 @@ class SampleIndex:
         texts = decoder.token_texts(shown)
         before, after = self.neighbours(sample)
         return {**line, "texts": texts, "num_tokens": num, "problem": decoder.problem, "before": before, "after": after}
+
+    def calls(self, sample: int) -> list[TimedCall]:
+        """Return a sample's turns, tools and rewards with their times; none in a line of an earlier version."""
+        return msgspec.convert(self.line(sample).get("calls", []), list[TimedCall])
 
     def line(self, sample: int) -> dict[str, Any]:
         """Return a sample's line. Raises: KeyError for an unknown id."""

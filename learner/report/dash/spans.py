@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from protocol.wire.trajectory import TimedCall
 
 # Parts of a step in order; the step's end is `at_s`.
@@ -92,11 +90,6 @@ def trajectory_spans(
         **known,
     }
     return [Span("trajectory", min(at), max(at), None, root, events), *spans]
-
-
-def calls_of(line: Mapping[str, Any]) -> list[TimedCall]:
-    """Return the calls in a line of samples.jsonl; none in a line of an earlier version."""
-    return msgspec.convert(line.get("calls", []), list[TimedCall])
 
 
 def _name_of(call: TimedCall) -> str:

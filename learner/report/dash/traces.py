@@ -14,7 +14,7 @@ from typing import Any
 
 from learner.disk.run_folder import SETTINGS
 from learner.report.dash.runs import RunFolder
-from learner.report.dash.spans import Span, calls_of, trajectory_spans
+from learner.report.dash.spans import Span, trajectory_spans
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.home import sluice_home
 
@@ -138,7 +138,7 @@ def _trace(run: RunFolder, recorded: Mapping[str, Any], line: Mapping[str, float
         return {}
     failures = [each for each in story["failures"] if each["sample_index"] == index]
     key = f"{run.ledger.first_start()}/{group}/{index}/{row['attempt']}"
-    return {key: trajectory_spans(row, calls_of(run.samples.line(recorded["id"])), failures, line)}
+    return {key: trajectory_spans(row, run.samples.calls(recorded["id"]), failures, line)}
 
 
 def _number(key: str, num_bytes: int) -> int:

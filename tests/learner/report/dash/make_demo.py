@@ -13,6 +13,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from learner.disk.run_folder import LEARNER_VALUES
 from learner.report.dash.command import DEMO
 from protocol.node.home import sluice_home
 
@@ -42,6 +43,7 @@ def main() -> int:
             shutil.copy(run / name, packed / name)
         settings = (packed / "settings.yaml").read_text().replace(str(sluice_home()), _HOME).replace(scratch, "runs")
         (packed / "settings.yaml").write_text(settings)
+        shutil.copytree(run / LEARNER_VALUES, packed / LEARNER_VALUES)
         _copy_ledger(run / "ledger.sqlite", packed / "ledger.sqlite")
         return _pack(packed)
 
@@ -59,7 +61,8 @@ def _copy_ledger(source: Path, target: Path) -> None:
 
 
 def _pack(folder: Path) -> int:
-    names = [*_FILES, str(_TOKENIZER)]
+    values = sorted(str(path.relative_to(folder)) for path in (folder / LEARNER_VALUES).iterdir())
+    names = [*_FILES, str(_TOKENIZER), *values]
     private = [name for name in names if str(sluice_home()).encode() in (folder / name).read_bytes()]
     with zipfile.ZipFile(DEMO, "w", zipfile.ZIP_LZMA) as archive:
         for name in names:

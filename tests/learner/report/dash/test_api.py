@@ -130,6 +130,29 @@ def test_prometheus_reads_the_newest_values_and_every_panel_of_grafana_has_a_met
     assert wanted - known == set()
 
 
+def test_a_sample_has_the_learners_values_at_the_tokens_that_the_model_wrote(page: Page, folder: Path) -> None:
+    line = json.loads((folder / "one" / "samples.jsonl").read_text().splitlines()[0])
+    row = {"group": line["group"], "sample_index": line["sample_index"], "attempt": 1}
+    num = sum(line["loss_mask"])
+    values = {"logprobs": [-0.5] * num, "entropies": [0.25] * num, "advantages": list(map(float, range(num)))}
+    places = folder / "one" / "learner_values"
+    places.mkdir()
+    assert page.get("sample", run="one", id=1)["learner"] is None
+    other = json.dumps([{**row, **values, "sample_index": 99}])
+    (places / f"step_{line['step']}.rank_1.json").write_text(other)
+    (places / f"step_{line['step']}.rank_2.json").write_text("[{")  # a kill cut it off
+    (places / f"step_{line['step']}.rank_0.json").write_text(json.dumps([{**row, **values}]))
+    shown = page.get("sample", run="one", id=1)
+    written = [i for i, is_written in enumerate(shown["loss_mask"]) if is_written]
+    assert [shown["learner"]["advantages"][i] for i in written] == values["advantages"]
+    assert {name: len(column) for name, column in shown["learner"].items()} == dict.fromkeys(
+        values, len(shown["tokens"])
+    )
+    assert shown["learner"]["logprobs"][0] == 0.0  # the prompt
+    (places / f"step_{line['step']}.rank_0.json").write_text(json.dumps([{**row, **values, "logprobs": [-0.5]}]))
+    assert page.get("sample", run="one", id=1)["learner"] is None
+
+
 def test_the_coordinators_status_is_shown_while_it_is_written(page: Page, folder: Path) -> None:
     assert page.get("live", run="one")["status"] is None
     write_status(folder / "one", _STATUS)
