@@ -174,9 +174,10 @@ def test_opened_events_stay_open(open_page: Any, runs: Path) -> None:
         db.execute("INSERT INTO events VALUES (?, 'server_lost', 'rollout-1 answers no more')", (time.time(),))
     page = open_page("#/run/going")
     page.get_by_text("newest events").click()
-    page.get_by_text("rollout-1 answers no more").wait_for()
+    lost = page.get_by_role("cell", name="rollout-1 answers no more")  # it is an alarm too
+    lost.wait_for()
     page.wait_for_timeout(2_500)
-    assert page.get_by_text("rollout-1 answers no more").is_visible()
+    assert lost.is_visible()
 
 
 def test_filters_are_shown_and_kept(open_page: Any) -> None:
@@ -272,6 +273,26 @@ def test_keys_alone_reach_a_sample_and_its_neighbours(open_page: Any) -> None:
     assert page.locator(".token").first.get_attribute("title").startswith("token 0: id ")
     page.get_by_label("colour of the tokens").select_option("version")
     page.locator(".tag", has_text="version").first.wait_for()
+
+
+def test_tokens_are_coloured_by_the_learners_values_where_they_are_known(open_page: Any, runs: Path) -> None:
+    line = read_lines(runs / "one" / "samples.jsonl")[0]
+    num = sum(line["loss_mask"])
+    values = {"logprobs": [-0.5] * num, "entropies": [1.0] * num, "advantages": [-2.0] + [0.0] * (num - 1)}
+    places = runs / "one" / "learner_values"
+    places.mkdir()
+    row = {"group": line["group"], "sample_index": line["sample_index"], **values}
+    (places / f"step_{line['step']}.rank_0.json").write_text(json.dumps([row]))
+    page = open_page("#/run/one/sample/1")
+    first = page.locator(".token").nth(line["loss_mask"].index(1))
+    for name, tag in (("advantage", "worse"), ("entropy", "3 nats"), ("gap", "0.2 nats")):
+        page.get_by_label("colour of the tokens").select_option(name)
+        page.locator(".tag", has_text=tag).wait_for()
+        assert "--bad" in first.get_attribute("style")
+    assert "learner's logprob -0.5, entropy 1, advantage -2" in first.get_attribute("title")
+    page = open_page("#/run/one/sample/2")
+    page.get_by_label("colour of the tokens").wait_for()
+    assert page.locator("option", has_text="advantage").count() == 0
 
 
 def test_the_link_works_on_another_site(chromium: Any, address: str, tmp_path: Path) -> None:

@@ -38,6 +38,12 @@ def test_the_demo_shows_a_recorded_quick_start_until_ctrl_c(demo: "subprocess.Po
         row = browser.get("api/trajectories", params=words).json()["rows"][0]
         sample = browser.get("api/sample", params={**of_run, "id": row["sample"]}).json()
         assert "".join(sample["texts"]) == sample["prompt"] + sample["response"]
+        of_step = browser.get("api/trajectories", params={**of_run, "step": 1}).json()["rows"]
+        ids = [row["sample"] for row in of_step if row["sample"] is not None]
+        samples = [browser.get("api/sample", params={**of_run, "id": id}).json() for id in ids]
+        assert any(sample["learner"] for sample in samples)
+        held_out = [line.get("eval/held_out/reward") for line in browser.get("api/metrics", params=of_run).json()]
+        assert held_out[0] < 0.3 < 0.8 < held_out[-1]
     assert list(tmp_path.glob("sluice-demo-*/quickstart"))
     demo.send_signal(signal.SIGINT)
     demo.communicate(timeout=30)
