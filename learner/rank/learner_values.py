@@ -44,7 +44,7 @@ class RecordedValues:
         self._collect(batch)
 
     def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
-        """Take the objective's step, or its last part, then write the values. Without room on the disk there are none."""
+        """Take the objective's step, or its last part, then write the values, if the disk has room."""
         self._listen(batch)
         outcome = self._objective.take_step(batch, trajectories, policy_version)
         self._collect(batch)

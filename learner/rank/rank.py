@@ -220,12 +220,11 @@ def train(
     checkpoints = CheckpointWriter(models.roles, coordinator, world.solo, *saved, served_digest=lambda: pusher.digest)
     objective = objective_of(settings, models.roles, model)
     takes_parts = settings.learner.stream and not settings.learner.keep_batches and not run.shares_devices
-    parts: PolicyGradient | RecordedValues | None = None
+    parts: RecordedValues | None = None
     if isinstance(objective, PolicyGradient):
-        parts = objective if takes_parts and objective.takes_parts else None
-        if settings.report.samples_per_step:
-            objective = RecordedValues(objective, settings, folder, rank)
-            parts = parts and objective
+        recorded = RecordedValues(objective, settings, folder, rank)
+        parts = recorded if takes_parts and objective.takes_parts else None
+        objective = recorded
     if settings.learner.keep_batches:
         objective = KeptSteps(objective, settings, folder, lambda: pusher.digest)
     meter = make_meter(models.roles.policy, settings) if is_trained(settings) else no_mfu
