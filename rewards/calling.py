@@ -5,6 +5,7 @@ The parameters' names determine the form.
 
 import inspect
 import math
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -166,6 +167,16 @@ class _TrlForm:
         self._label_names = (label_name,) if label_name else LABEL_NAMES
 
     async def score(self, call: Call, samples: Sequence[Sample]) -> list[Score]:
+        """Samples with the same columns share a call: a row of a mixture never depends on its neighbours."""
+        places: defaultdict[frozenset[str], list[int]] = defaultdict(list)
+        for place, sample in enumerate(samples):
+            places[frozenset(sample.columns)].append(place)
+        scores: dict[int, Score] = {}
+        for alike in places.values():
+            scores.update(zip(alike, await self._score(call, [samples[place] for place in alike]), strict=True))
+        return [scores[place] for place in range(len(samples))]
+
+    async def _score(self, call: Call, samples: Sequence[Sample]) -> list[Score]:
         metrics: dict[str, float] = {}
         given = {**_trl_texts(samples, self._takes_messages), **self._columns(samples),
                  "log_extra": lambda name, values: None,
@@ -179,7 +190,7 @@ class _TrlForm:
         ]
 
     def _columns(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
-        names = {name for sample in samples for name in sample.columns} - {*_TRL_NAMES, "prompt", "completion"}
+        names = set(samples[0].columns) - {*_TRL_NAMES, "prompt", "completion"}
         missing = [name for name in self._required if name not in names]
         labels = missing or [
             name
@@ -193,7 +204,7 @@ class _TrlForm:
             )
         return {
             **{name: [sample.label for sample in samples] for name in labels},
-            **{name: [sample.columns.get(name) for sample in samples] for name in names},
+            **{name: [sample.columns[name] for sample in samples] for name in names},
         }
 
 

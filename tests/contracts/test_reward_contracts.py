@@ -18,6 +18,8 @@ from learner.data.prompts import Prompt
 from protocol.settings.data import DataSettings
 from protocol.settings.rewards import RewardEndpoint
 from protocol.wire.trajectory import Trajectory
+from rewards.sample import make_sample
+from rewards.user_function import UserFunction
 from rollout.neighbours.reward_client import RewardClient
 from tests.fakes.engines import ScriptedEngine
 from tests.fakes.http_servers import module_serving
@@ -148,3 +150,20 @@ async def test_own_function_gets_the_rows_columns(tmp_path: Path) -> None:
     row = {"prompt": "1+1?", "label": "2", "level": 3, "tags": ["a"]}
     (prompt,) = load_prompts(str(_jsonl(tmp_path, row)), DataSettings())
     assert (await _played(prompt, tmp_path / "reward.py", "2", batch_size=4)).facts.reward == 1.0
+
+
+async def test_row_of_a_mixture_is_scored_by_trl_functions_as_if_it_were_alone(tmp_path: Path) -> None:
+    path = tmp_path / "rewards.py"
+    path.write_text(
+        "def score(completions, solution, scale=(2.0, 2.0)):\n"
+        "    rows = zip(completions, solution, scale)\n"
+        "    return [times * float(text == right) for text, right, times in rows]\n"
+    )
+    function = UserFunction(str(path), "text")
+    given: tuple[tuple[str | None, dict[str, Any]], ...] = (
+        ("2", {}), (None, {"solution": "2"}), ("3", {}), ("3", {"solution": "2", "scale": 5.0})
+    )  # fmt: skip
+    rows = [make_sample("p2", "p", label, columns) for label, columns in given]
+    alone = [(await function.score([row]))[0].reward for row in rows]
+    assert alone == [2.0, 2.0, 0.0, 5.0]
+    assert [score.reward for score in await function.score(rows)] == alone
