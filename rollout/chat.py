@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from jinja2 import TemplateError
-
 from protocol.errors import NeighbourError, OperatorError
-from protocol.message_texts import render_chat
 from protocol.one_line import one_line
 from protocol.settings.rewards import RetrieverSettings, RewardsSettings
 from protocol.settings.rollout import RolloutSettings
 from protocol.settings.run_spec import RunSpec
 from protocol.settings.tools import BUNDLED_TOOLS
 from rollout.engine.speaker import Speaker
+from rollout.environments.base import Chat as PromptChat
 from rollout.environments.base import Messages, Turn
 from rollout.environments.tool_use.call_formats import choose_reader
 from rollout.environments.tool_use.tool_use import SharedTools, ToolUse
+from rollout.episodes.chat_tokens import ChatTokens
 from rollout.neighbours.node import this_node
 from rollout.neighbours.tools.by_name import open_tools
 from rollout.neighbours.tools.tool import Tool
@@ -70,6 +69,7 @@ class Chat:
             raise OperatorError("The model has no chat template: leave out --tool and --system.")
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._messages: Messages = [*self._system]
+        self._texts = ChatTokens(self._tokenizer)
         self._reader = choose_reader("auto", self._tokenizer) if tools else None
         self._toolbox = SharedTools(tools)
         self._runner = runner
@@ -87,7 +87,7 @@ class Chat:
         except KeyboardInterrupt:
             self._messages = before
             print("\n(stopped; the line is forgotten)", file=sys.stderr)
-        except (NeighbourError, TemplateError) as error:
+        except NeighbourError as error:
             self._messages = before
             print(f"\n(no answer, the line is forgotten: {one_line(error, 500)})", file=sys.stderr)
 
@@ -97,13 +97,7 @@ class Chat:
         )
         self._messages.append({"role": "user", "content": line})
         while True:
-            prompt = render_chat(
-                self._tokenizer,
-                self._messages,
-                tools=[*self._toolbox.schemas] or None,
-                add_generation_prompt=True,
-                return_dict=False,
-            )
+            prompt = self._texts.prompt(PromptChat(self._messages, [*self._toolbox.schemas]))
             text, finish = self._speaker.write(prompt, keep_control_tokens=environment is not None)
             step = self._runner.run(environment.step(Turn(text, finish))) if environment is not None else None
             results = cast(Messages, step.observation or []) if step is not None else []
