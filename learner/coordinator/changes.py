@@ -25,7 +25,7 @@ from protocol.settings.paths import user_files
 from protocol.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
-_HEALTH_S, _HEALTH_BYTES = 2.0, 1 << 16
+_HEALTH_S, _HEALTH_BYTES = 5.0, 1 << 16
 # Settings of rollout that decide nothing in a sample.
 _OF_SERVERS = {"num_servers", "tensor_parallel_size", "max_groups_in_flight", "lease_timeout_s", "start_timeout_s"}
 
@@ -61,7 +61,10 @@ def begin_start(
             f"The held-out set {name} has other prompts or other sampling from step {from_step} on: earlier scores do "
             "not count."
         )
-    code |= dict(_served_code(settings))
+    served = dict(_served_code(settings))
+    for scorer in (scorer for scorer, digest in served.items() if digest is None):
+        notices.append(f"{scorer} did not answer GET /health within {_HEALTH_S:g} s: whether it changed is not known.")
+    code |= {scorer: digest for scorer, digest in served.items() if digest is not None}
     for path in ledger.begin_code(code):
         notices.append(f"{path} has changed since the last start: steps from {from_step} on use it as it is now.")
     for notice in notices:
@@ -73,15 +76,27 @@ def begin_start(
 
 
 def answers_origin(settings: Settings, num_samples: int, model: Path) -> Origin:
-    """Return what decides the answers of `sluice generate`: rows of another origin are not mixed with them."""
+    """Return what decides the answers of `sluice generate`: rows of another origin are not mixed with them.
+
+    Raises: OperatorError for a scorer that does not tell in time what it is.
+    """
     source = settings.rewards.reward_source(settings.rollout.environment)
     files = read_small_files(model, with_code=settings.policy.trust_remote_code)
-    others = (source, settings.run.seed, num_samples, settings.policy.dtype, dict(_served_code(settings)))
+    served = dict(_served_code(settings))
+    if silent := [scorer for scorer, digest in served.items() if digest is None]:
+        raise OperatorError(
+            f"{silent[0]} did not answer GET /health within {_HEALTH_S:g} s: answers of two scorers could be mixed. "
+            "Give the command again when it has less work."
+        )
+    others = (source, settings.run.seed, num_samples, settings.policy.dtype, served)
     return Origin(f"{weights_digest(model)} {small_files_digest(files)}", sampled_by(settings, *others))
 
 
-def _served_code(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield (url, digest of the scorer behind it) of each reward service that tells it, as Sluice's own do."""
+def _served_code(settings: Settings) -> Iterator[tuple[str, str | None]]:
+    """Yield (url, digest of the scorer behind it) of each reward service that tells it, as Sluice's own do.
+
+    None: the service did not answer in time.
+    """
     urls = [endpoint.url for endpoint in settings.rewards.endpoints]
     with suppress(OperatorError):  # no cluster: a coordinator without Ray
         if not urls and not settings.is_of_rows and (own := read_cluster().reward_url):
@@ -90,8 +105,13 @@ def _served_code(settings: Settings) -> Iterator[tuple[str, str]]:
         connect = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
         connection = connect(str(url.host).strip("[]"), url.port, timeout=_HEALTH_S)
         with suppress(OSError, http.client.HTTPException, ValueError, AttributeError):
-            connection.request("GET", "/health")
-            if isinstance(digest := json.loads(connection.getresponse().read(_HEALTH_BYTES)).get("code"), str):
+            try:
+                connection.request("GET", "/health")
+                told = connection.getresponse().read(_HEALTH_BYTES)
+            except TimeoutError:
+                told = b""
+                yield f"The scorer behind {url}", None
+            if isinstance(digest := json.loads(told).get("code"), str):
                 yield f"The scorer behind {url}", digest
         connection.close()
 

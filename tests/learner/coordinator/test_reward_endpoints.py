@@ -1,5 +1,6 @@
 """A resume with other reward endpoints: the operator is told, and what depends on earlier rewards starts again."""
 
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from learner.coordinator.changes import answers_origin
+from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, write_cluster
 from rewards.service import RewardService
 from tests.fakes.http_servers import free_address, serving
@@ -157,6 +159,18 @@ def test_answers_of_another_model_dtype_or_scorer_have_another_origin(tmp_path: 
         (tmp_path / name).write_text(content)
         others.append(answers_origin(settings_of(**given), 2, tmp_path))
     assert len({other.weights for other in others}) == 3
+
+
+def test_scorer_that_does_not_say_in_time_what_it_is_is_named(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections, answers none
+        given = scored_by({**EM, "url": f"http://127.0.0.1:{listener.getsockname()[1]}/em"})
+        with pytest.raises(OperatorError, match=r"The scorer behind .*/em did not answer GET /health within 5 s"):
+            answers_origin(settings_of(**given), 2, tmp_path)
+        (notice,) = Script(tmp_path, settings_of(**given)).coordinator.status().notices
+        assert notice.endswith("/em did not answer GET /health within 5 s: whether it changed is not known.")
 
 
 @pytest.mark.parametrize("is_from_step_0", [False, True])
