@@ -43,6 +43,7 @@ class Attachment:
         """Stop all samples and close the socket, the player and the services."""
         self.task.cancel()
         await asyncio.wait([self.task])
+        await self.session.close()
         self.channel.close()
         if isinstance(self.player, AgentPlayer):
             await self.player.close()

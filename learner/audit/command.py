@@ -15,15 +15,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from learner.audit.counts import DeadLetter, EpochAccount, Tokens
+from learner.audit.counts import BookedTokens, DeadLetter, EpochAccount, Tokens
 from learner.audit.report import AuditReport, audit_run_folder
 from protocol.errors import OperatorError
 
 _MAX_DEAD_LETTERS = 50
 _ABOUT = """\
 Prove from the ledger, the checkpoints and metrics.jsonl that every prompt was trained exactly once or skipped with a
-reason, or report each breach. Also lists dead letters, and wasted tokens by reason. Reads only; the run may be
-running."""
+reason, or report each breach. Also lists dead letters, and every generated token by what became of it. Reads only; the
+run may be running."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -51,6 +51,8 @@ def show_audit(report: AuditReport, console: Console) -> None:
     if report.dead_letters:
         console.print(_dead_letter_table(report.dead_letters))
     console.print(_token_table(report.tokens))
+    if report.books:
+        console.print(_books_table(report.books))
     for line in (*(f"note: {note}" for note in report.notes), *report.breaches.lines(), report.verdict):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -103,4 +105,15 @@ def _token_table(tokens: Sequence[Tokens]) -> Table:
             f"{t.num_tokens / total:.1%}",
             f"{t.num_tokens / t.num_trajectories:.1f}" if t.num_trajectories else "",
         )
+    return table
+
+
+def _books_table(books: Sequence[BookedTokens]) -> Table:
+    total = sum(each.num_tokens for each in books)
+    title = f"Token books: {total:,} generated tokens, each counted once"
+    table = Table("generated tokens", title=title, title_justify="left")
+    for column in ("tokens", "share"):
+        table.add_column(column, justify="right")
+    for each in books:
+        table.add_row(escape(each.what), f"{each.num_tokens:,}", f"{each.num_tokens / (total or 1):.1%}")
     return table

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from learner.audit.run import AuditedRun
 from learner.data.filtered import FILTERED
+from learner.disk.token_books import TOTALS
 
 _SETTLED = ("trained", "skipped", "filtered")
 
@@ -109,6 +110,19 @@ def count_tokens(run: AuditedRun) -> list[Tokens]:
         "WHERE step IS NOT NULL AND kind = 'train'"
     ).fetchone()
     return [Tokens("trained", *trained), *(Tokens(*row) for row in run.rows(_WASTED))]
+
+
+@dataclass(frozen=True)
+class BookedTokens:
+    """Generated tokens by what became of them."""
+
+    what: str  # trained, evaluation, under way, or why they are not trained
+    num_tokens: int
+
+
+def count_booked(run: AuditedRun) -> list[BookedTokens]:
+    """Return every generated token once: trained ones first, then most first. Empty for a run without books."""
+    return [BookedTokens(*row) for row in run.rows(TOTALS)]
 
 
 def list_dead_letters(run: AuditedRun) -> list[DeadLetter]:

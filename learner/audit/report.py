@@ -5,7 +5,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from learner.audit.checkpoints import CheckpointAudit, check_checkpoints
-from learner.audit.counts import DeadLetter, EpochAccount, Tokens, count_epochs, count_tokens, list_dead_letters
+from learner.audit.counts import (
+    BookedTokens,
+    DeadLetter,
+    EpochAccount,
+    Tokens,
+    count_booked,
+    count_epochs,
+    count_tokens,
+    list_dead_letters,
+)
 from learner.audit.rules import check_rules, note_metrics
 from learner.audit.run import AuditedRun, Breach, Breaches, collect, open_run
 from learner.audit.steps import Steps, Terms, read_steps
@@ -24,6 +33,7 @@ class AuditReport:
     checkpoints: list[str]  # names of the folders that verify, in step order
     dead_letters: list[DeadLetter]  # skipped prompts, in the order of positions
     tokens: list[Tokens]  # trained tokens first, then wasted ones by reason, most first
+    books: list[BookedTokens]  # every generated token once, by what became of it; empty without token books
     notes: list[str]  # sentences about facts that break no rule, such as a last line that a kill cut off
     breaches: Breaches
 
@@ -75,6 +85,7 @@ def audit_run_folder(folder: Path, data: Path | None = None) -> AuditReport:
             checkpoints=checkpoints.valid,
             dead_letters=list_dead_letters(run),
             tokens=count_tokens(run),
+            books=count_booked(run),
             notes=[*note_metrics(run, steps), *terms.note_endpoints(), *checkpoints.notes],
             breaches=breaches,
         )

@@ -11,7 +11,8 @@ from learner.audit.run import AuditedRun, Breach
 from learner.audit.steps import Steps, Terms
 from learner.data.prompt_order import order_of
 from learner.data.prompts import GroupName
-from learner.disk.run_folder import LEDGER, parse_metrics_line
+from learner.disk.run_folder import LEDGER, TOKENS, parse_metrics_line
+from learner.disk.token_books import UNBOOKED
 from learner.ledger.ledger import HELD_LINE, NOT_APPLIED
 
 METRICS = "metrics.jsonl"
@@ -157,6 +158,20 @@ RULES = [
         "FROM (SELECT DISTINCT incarnation FROM trajectories)) AS s ON s.incarnation = t.incarnation "
         "WHERE t.step IS NOT NULL AND t.newest_version > s.valid "
         'GROUP BY t."group", t.incarnation ORDER BY t.step, t."group"',
+    ),
+    # -- token books: all tokens of every server's session, and at least those of the trajectories
+    Rule(
+        "token_books",
+        "session {session}: its server generated {num_generated} tokens, the books have {booked}",
+        "SELECT s.session, s.num_generated, COALESCE(SUM(a.num_tokens), 0) AS booked FROM books.sessions AS s "
+        "LEFT JOIN books.attempts AS a USING (session) GROUP BY s.session HAVING booked != s.num_generated",
+        TOKENS,
+    ),
+    Rule(
+        "token_books",
+        "sample {sample_index}, attempt {attempt}: its trajectory has {num_used} of its tokens, the books {num_tokens}",
+        UNBOOKED,
+        TOKENS,
     ),
     # -- metrics.jsonl has the ledger's steps and numbers
     Rule("metrics", "line {number} is not a metrics line", "SELECT number FROM lines WHERE line_step IS NULL", METRICS),

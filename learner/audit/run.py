@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from learner.data.prompt_reading import RowName, read_prompts
-from learner.disk.run_folder import CHECKPOINTS, LEDGER, read_only_uri, read_skipped
+from learner.disk.run_folder import CHECKPOINTS, LEDGER, TOKENS, read_only_uri, read_skipped
+from learner.disk.token_books import attach_books
 from learner.ledger.schema import is_new
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.loader import load_saved_settings
@@ -120,6 +121,7 @@ def open_run(folder: Path, data: Path | None) -> Iterator[AuditedRun]:
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             if is_new(db, path):
                 raise OperatorError(f"The ledger {path} has no tables. Name the folder of a run that has started.")
+            attach_books(db, folder / TOKENS, read_only_uri)
             # Listed first: the ledger would not know a later checkpoint.
             checkpoints = sorted((folder / CHECKPOINTS).glob("step_*"))
             metrics = _begin(db, folder / "metrics.jsonl")

@@ -256,6 +256,9 @@ class Coordinator:
                 self._turns.receive(server, message, buffers, self._steps.leasable_versions)
             case m.SampleFailed():
                 self._leases.receive_failure(server, message)
+            case m.TokensCounted():
+                self._ledger.books.receive(server, message)
+                self._mailbox.confirm(server, message.request)
 
     def _on_next(self, peer: str, message: m.NextBatch, now: float) -> None:
         try:
@@ -291,6 +294,7 @@ def _schedule_of(settings: Settings) -> EvaluationSchedule:
 def _attach_features(settings: Settings, source: PromptSource, groups: OpenGroups, accounts: Accounts) -> None:
     """Attach the optional features that only listen: each is one file, and one line here."""
     groups.on_wasted.append(accounts.ledger.add_waste)
+    groups.on_unused.append(accounts.ledger.books.note_unused)
     if settings.filter.dynamic_sampling:
         ScoreFilter(settings, groups, accounts).attach()
     if settings.data.curriculum.is_on:

@@ -10,6 +10,7 @@ import msgspec
 from protocol.disk.files import replace_file
 
 LEDGER = "ledger.sqlite"
+TOKENS = "tokens.sqlite"  # the token books, which stay when the ledger goes back to a checkpoint
 LOGS = (f"{LEDGER}-wal", f"{LEDGER}-shm")  # SQLite's files of an open ledger, or of one whose writer was killed
 SETTINGS = "settings.yaml"  # settings as the run's last start resolved them
 CHECKPOINTS = "checkpoints"

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from learner.disk.run_folder import TOKENS
 from learner.ledger.schema import UNFINISHED, prepare_schema
 from learner.ledger.snapshots import LedgerCopy
+from learner.ledger.token_books import TokenBooks
 from protocol.disk.files import replace_file
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
@@ -54,6 +56,7 @@ class Ledger:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             prepare_schema(self._db, path)
+            self.books = TokenBooks(self._db, path.with_name(TOKENS), self._change)
         except sqlite3.Error as error:
             raise OperatorError(
                 f"The ledger {path} cannot be opened: {error}. Check the disk and the folder."

@@ -12,12 +12,13 @@ from protocol.wire.conversation import ConversationPart
 from protocol.wire.trajectory import Count, Name, TrajectoryFacts
 
 # Never one bit from 1, the schema without a seal (0, 3, 5, 9 ...): damage would look like an older peer.
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 MAX_SAMPLES = 4096
 MAX_GROUPS = 4096
 MAX_MINI_BATCHES = 1 << 16
 MAX_PARTS = 32
+MAX_TOKEN_COUNTS = 1024
 _MAX_TRAJECTORIES = 1 << 20
 
 Reason = Annotated[str, msgspec.Meta(max_length=2000)]
@@ -31,6 +32,7 @@ Columns = Annotated[dict[_Key, Any], msgspec.Meta(max_length=1024)]
 # train. refused: no valid message. returned: a failure was recorded.
 Outcome = Literal["accepted", "duplicate", "unknown", "rejected", "refused", "returned"]
 
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _SampleIndices = Annotated[list[Count], msgspec.Meta(max_length=MAX_SAMPLES)]
 _TrajectoryIndices = Annotated[list[Count], msgspec.Meta(max_length=_MAX_TRAJECTORIES)]
 _Metrics = Annotated[dict[Name, float], msgspec.Meta(max_length=1024)]
@@ -42,7 +44,8 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     schema: int = SCHEMA_VERSION
     run_id: Name
     incarnation: Count  # number of the run's start, from 1
-    request: Count = 0  # number of a rank's question, repeated in its answer; else 0
+    # number of a rank's question, or of a server's counts, repeated in its answer; else 0
+    request: Count = 0
 
     @property
     def num_buffers(self) -> int:
@@ -115,6 +118,27 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     generated_tokens: Count  # model tokens since the run attached
     # SampleFailed.boundary or "coordinator" -> failures since the run attached
     failures: Annotated[dict[Name, Count], msgspec.Meta(max_length=256)]
+
+
+class TokenCount(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The tokens that one server generated for an attempt at a sample."""
+
+    group: Name  # "-": tokens of no sample
+    sample_index: Count
+    incarnation: Count  # start of the run that leased it
+    attempt: Count
+    num_tokens: Tokens = 0
+    how: Literal["", "done", "failed", "stopped", "died"] = ""  # how it ended; "": it goes on
+    num_resumed: Count = 0  # model tokens of earlier attempts from which it continues
+    resumed_from: Count = 0  # the attempt that these tokens were kept of
+
+
+class TokensCounted(Message, frozen=True, kw_only=True, tag="tokens"):
+    """Generated tokens of a server's session: totals, so that a repeated message changes nothing. Answered by Done."""
+
+    session: Name  # one server's work for one start of the run
+    num_generated: Tokens  # sum over all its attempts, as they were sent last
+    rows: Annotated[list[TokenCount], msgspec.Meta(max_length=MAX_TOKEN_COUNTS)]
 
 
 # -- coordinator to rollout server ------------------------------------------------------------------------------------
@@ -277,7 +301,7 @@ class Done(Message, frozen=True, kw_only=True, tag="done"):
     detail: Reason = ""  # always empty
 
 
-FromServer = Hello | Demand | TrajectoryDone | TurnsDone | SampleFailed | Heartbeat
+FromServer = Hello | Demand | TrajectoryDone | TurnsDone | SampleFailed | Heartbeat | TokensCounted
 ToCoordinator = FromServer | NextBatch | StepEnd | SaveLedger
 ToServer = Lease | Ack | TurnsKept | GroupsTrained | Refusal | Ping | Done
 ToRank = Batch | Wait | PushAgain | RunEnd | Done | Refusal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from protocol.errors import NeighbourError
 from protocol.settings.run_spec import EngineRequest
 from protocol.weights.group import PEER_LOST, PeerLostError
 from rollout.engine.generation import EngineStats, Generation, Sampling
-from rollout.engine.start import BOUNDARY, ends_turns, start_vllm
+from rollout.engine.start import BOUNDARY, ends_turns, follow_tokens, start_vllm
 from rollout.engine.vllm_plugin import HAS_RECEIVED, describe_endings, processes_of
 
 _SHUTDOWN_S = 5.0
@@ -32,13 +32,16 @@ class Engine:
 
         Raises: SettingsError when vLLM refuses the settings, NeighbourError when its processes do not come up.
         """
-        engine = cls(spec, start_vllm(spec))
+        llm = start_vllm(spec)
+        engine = cls(spec, llm)
+        follow_tokens(llm, lambda request_id, num_tokens: engine.on_tokens(request_id, num_tokens))
         await engine._warm_up()
         return engine
 
     def __init__(self, spec: EngineRequest, llm: Any) -> None:
         self.spec = spec
         self.policy_version: int | None = None
+        self.on_tokens: Callable[[str, int], None] = lambda request_id, num_tokens: None
         self._num_forgotten = self._num_committed = 0
         self._is_cache_fresh = False  # True: no request since the last commit, so the weights' cache is empty
         self._llm = llm

@@ -1,6 +1,7 @@
 """Starts vLLM with our defaults under the user's engine arguments, and reports its refusals as our errors."""
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,24 @@ def ends_turns(llm: Any) -> bool:
     """Return whether this vLLM uses our scheduler with a tokenizer in which it can find stop strings."""
     is_ours = llm.vllm_config.scheduler_config.scheduler_cls == _TURN_SCHEDULER
     return is_ours and has_fast_tokenizer(llm.get_tokenizer())
+
+
+def follow_tokens(llm: Any, on_tokens: Callable[[str, int], None]) -> None:
+    """Call on_tokens(request id, number of new tokens) wherever vLLM's own counter of generation tokens rises.
+
+    A streamed output would lose the tokens that were not consumed when its request was aborted.
+    """
+    processor = llm.output_processor
+    process = processor.process_outputs
+
+    def count_and_process(outputs: Sequence[Any], *arguments: Any, **options: Any) -> Any:
+        for output in outputs:
+            state = processor.request_states.get(output.request_id)  # None: the request was aborted
+            if state is not None and output.new_token_ids:
+                on_tokens(state.external_req_id, len(output.new_token_ids))
+        return process(outputs, *arguments, **options)
+
+    processor.process_outputs = count_and_process
 
 
 def vllm_environment(model: str, dtype: str = "auto", *, on_cpus: bool) -> dict[str, str]:

@@ -8,7 +8,7 @@ The caller provides the replies. The transcript is plain data: `take_up` continu
 import asyncio
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Literal, Protocol
@@ -76,6 +76,7 @@ class Generator(Protocol):
     """The engine."""
 
     policy_version: int | None
+    on_tokens: Callable[[str, int], None]  # called with (request id, number of new tokens) as they come
 
     @property
     def is_alive(self) -> bool:

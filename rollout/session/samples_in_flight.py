@@ -32,6 +32,9 @@ class SampleAttachment(Protocol):
     def on_start(self, sample: SampleTask) -> TurnListener | None:
         """Return a listener of the sample's turns, or None."""
 
+    def on_result(self, sample: SampleTask, how: str) -> None:
+        """Called for every attempt that has ended, before its result is sent. how: done, failed or stopped."""
+
     def on_end(self, sample: SampleTask) -> None:
         """Called when a sample has ended, but not for an attempt that a newer one of the same sample replaced."""
 
@@ -143,10 +146,16 @@ class SamplesInFlight:
         task = tasks.create_task(self._make(sample), name=sample.key)
         self._running[place] = _RunningSample(sample.attempt, task)
         # Not a `finally` in the task: a task that is cancelled before it starts never runs its body.
-        task.add_done_callback(lambda _: self._end(sample))
+        task.add_done_callback(lambda ended: self._end(sample, is_stopped=ended.cancelled()))
 
     async def _make(self, sample: SampleTask) -> None:
-        self._outbox.put(await self._play(sample))
+        item = await self._play(sample)
+        self._note_result(sample, "done" if isinstance(item, FinishedSample) else "failed")
+        self._outbox.put(item)
+
+    def _note_result(self, sample: SampleTask, how: str) -> None:
+        for attachment in self._attachments:
+            attachment.on_result(sample, how)
 
     async def _play(self, sample: SampleTask) -> Item:
         """Return the finished sample or its failure: any exception fails this sample only."""
@@ -181,8 +190,10 @@ class SamplesInFlight:
         self._failures.add(boundary, detail, "the sample's lease went back", raised)
         return Failure(_key(sample), boundary, detail, progress.num_model_tokens, place)
 
-    def _end(self, sample: SampleTask) -> None:
+    def _end(self, sample: SampleTask, *, is_stopped: bool) -> None:
         """Release a sample's room."""
+        if is_stopped:
+            self._note_result(sample, "stopped")
         place = (sample.group, sample.sample_index)
         running = self._running.get(place)
         if running is not None and running.attempt == sample.attempt:

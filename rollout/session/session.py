@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Protocol, TypedDict
 
@@ -26,6 +27,7 @@ from rollout.engine.version_gate import VersionGate
 from rollout.episodes.conversation import Generator, Player
 from rollout.session.outbox import FailureCounts, FinishedSample, Item, Outbox
 from rollout.session.samples_in_flight import SampleAttachment, SamplesInFlight
+from rollout.session.tokens_to_book import TokensToBook
 from rollout.session.turns_to_keep import TurnsToKeep
 
 _log = logging.getLogger(__name__)
@@ -37,7 +39,7 @@ _POLL_S = 1.0
 # A coordinator pings every second. After this silence nothing more is sent: the coordinator has ended, or the earlier
 # messages still wait in its memory.
 _SILENT_S = 10.0
-_ATTACHMENTS = (TurnsToKeep,)  # optional features: each is one file and one entry here
+_LAST_WORD_S = 5.0  # longest wait at the end of a session for the answer to its last counts
 
 
 class Channel(Protocol):
@@ -59,7 +61,10 @@ class Neighbours(Protocol):
 
 
 class RolloutSession:
-    """Serves one run. `await run()` until it is cancelled, or returns because a later start of the run took over."""
+    """Serves one run. `await run()` until it is cancelled, or returns because a later start of the run took over.
+
+    Then `await close()`.
+    """
 
     def __init__(
         self,
@@ -86,9 +91,10 @@ class RolloutSession:
         self._link = CoordinatorLink(server, spec, channel, clock)
         self._tokens_before = engine.stats.num_output_tokens
         self._is_woken = asyncio.Event()
-        self._attachments: list[SampleAttachment] = [
-            kind(spec, clock, self.wake, self._stop_sample) for kind in _ATTACHMENTS
-        ]
+        self._books = TokensToBook(spec, clock, server, engine)
+        # Optional features: each is one file and one entry here.
+        turns = TurnsToKeep(spec, clock, self.wake, self._stop_sample)
+        self._attachments: list[SampleAttachment] = [turns, self._books]
         self._samples = SamplesInFlight(
             player, outbox, self.failures, spec.rollout, self.wake, lambda: engine.is_alive, self._attachments
         )
@@ -120,14 +126,35 @@ class RolloutSession:
                 self._is_woken.clear()
                 self._samples.admit(tasks)
                 await self._link.greet(self._served_version)
+                await self._send_for_attachments()  # first: the books have a sample's tokens before its result
                 await self._link.send_finished(self.outbox)
-                await self._send_for_attachments()
                 await self._link.send_demand(self._room(), self._served_version, self._samples.unfinished_groups())
                 await self._link.send_heartbeat(self._heartbeat)
                 await self._wait_for_event()
             receiving.cancel()
             self._samples.cancel()
         return self._link.refusal
+
+    async def close(self) -> None:
+        """After `run`: send the counts of the samples that were stopped, and wait a moment for the answer."""
+        received = None
+        self._books.finish()
+        try:
+            async with asyncio.timeout(_LAST_WORD_S):
+                while self._link.is_heard and not self._books.is_booked:
+                    if received is None:  # at first, and after a second without an answer
+                        self._books.finish()
+                        await self._send_for_attachments()
+                        if not self._link.is_heard:
+                            break
+                    with suppress(FrameError):
+                        received = await self._link.receive()
+                    if received is not None:
+                        self._books.on_message(received[0])
+        except TimeoutError:
+            pass  # the next session of the run on this node sends them
+        finally:
+            self._books.close()
 
     def wake(self) -> None:
         """Send due messages now: a sample has finished, or the engine's weights have changed."""
@@ -234,6 +261,12 @@ class CoordinatorLink:
         """True once a Hello was sent."""
         return self._greeted_at > float("-inf")
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether the coordinator is there."""
+        is_silent = self._clock() - self._heard_at >= _SILENT_S
+        return self.is_welcome and self._channel.is_connected and not is_silent and self.refusal is None
+
     async def receive(self) -> tuple[m.Message, list[bytes]] | None:
         """Return the next message of this run with its buffers; None after a second without one.
 
@@ -266,7 +299,7 @@ class CoordinatorLink:
 
     async def send_finished(self, outbox: Outbox) -> None:
         """Send the due items, and resend unanswered ones, while the coordinator is there."""
-        if self.is_welcome and self._channel.is_connected and self._clock() - self._heard_at < _SILENT_S:
+        if self.is_heard:
             for item in outbox.due(self._clock()):
                 await self._send_item(item)
 

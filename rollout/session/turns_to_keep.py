@@ -80,6 +80,9 @@ class TurnsToKeep:
         keeper = self._keepers[sample.group, sample.sample_index] = Keeper(self, sample, before)
         return keeper
 
+    def on_result(self, sample: SampleTask, how: str) -> None:
+        """Nothing: kept turns end with their sample."""
+
     def on_end(self, sample: SampleTask) -> None:
         """Forget a finished sample. `due_messages` skips its turns."""
         self._keepers.pop((sample.group, sample.sample_index), None)

@@ -44,6 +44,10 @@ class TalkingRig(Rig):
 
     _version: int | None = None
 
+    def _begin_life(self) -> None:
+        self._version = None  # a life begins with its checkpoint's version
+        super()._begin_life()
+
     def _on_message(self, part: Part, verb: str, *rest: Any) -> None:
         if verb == "push" and part is self.learner:
             self._version = rest[0]

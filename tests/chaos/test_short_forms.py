@@ -24,6 +24,7 @@ _CHAOS = [
         "kills --filtered",
         rf"killed_coordinator=2 killed_learner=2 killed_server=5 filtered=\d+ filtered_and_trained=0 {_COUNTS}.*passed",
     ),
+    pytest.param("token_books", r"runs=4 generated=\d+ booked=\d+ difference=0 .*problems=0"),
     pytest.param("crash_points", r"failpoints=4 deaths=8 failed=0"),
     pytest.param("bad_network", rf"trajectories=200 messages=\d+ {_COUNTS}audit=passed"),
     pytest.param("dead_server", r"kills=2 median_s=[\d.]+ p99_s=[\d.]+ max_s=[\d.]+ limit_s=30 audit=passed"),

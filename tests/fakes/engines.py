@@ -49,6 +49,7 @@ class FakeEngine:
 
     def __init__(self, version: int | None = 0) -> None:
         self.policy_version = version
+        self.on_tokens: Callable[[str, int], None] = lambda request_id, num_tokens: None
         self.is_alive = True
         self.tokenizer = CharacterTokenizer()
         self.calls: list[str] = []
@@ -157,6 +158,7 @@ class ScriptedEngine(FakeEngine):
             raise NeighbourError("engine", f"request {request_id} died with the engine")
         generation = _generation(self.write(context), sampling, self.policy_version)
         self._num_output_tokens += len(generation.tokens)
+        self.on_tokens(request_id, len(generation.tokens))
         return generation
 
 
@@ -206,6 +208,7 @@ class TokenizingEngine(ScriptedEngine):
         tokens = self.encode(text)
         is_cut = len(tokens) > sampling.max_tokens
         tokens = tokens[: sampling.max_tokens]
+        self.on_tokens(request_id, len(tokens))
         return Generation(
             tokens=tokens,
             logprobs=[-0.5] * len(tokens),
@@ -240,7 +243,7 @@ class PacedEngine(FakeEngine):
         num_tokens = min(sampling.max_tokens, 1 + int(self._random.expovariate(1 / self._mean_tokens)))
         self._num_in_flight += 1
         try:
-            spans = await self._write(num_tokens)
+            spans = await self._write(num_tokens, request_id)
         finally:
             self._num_in_flight -= 1
         self._num_output_tokens += num_tokens
@@ -254,7 +257,7 @@ class PacedEngine(FakeEngine):
             text=text,
         )
 
-    async def _write(self, num_tokens: int) -> list[tuple[int, int, int]]:
+    async def _write(self, num_tokens: int, request_id: str) -> list[tuple[int, int, int]]:
         spans: list[tuple[int, int, int]] = []
         for start in range(0, num_tokens, _SLICE):
             end = min(num_tokens, start + _SLICE)
@@ -262,6 +265,7 @@ class PacedEngine(FakeEngine):
             await self._may_write.wait()
             if self.policy_version is None:
                 raise NeighbourError("engine", "lost its weights")
+            self.on_tokens(request_id, end - start)
             if spans and spans[-1][2] == self.policy_version:
                 spans[-1] = (spans[-1][0], end, self.policy_version)
             else:

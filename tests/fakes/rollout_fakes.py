@@ -1,6 +1,7 @@
 """Fakes of the rollout room with the real interfaces: rewards, a coordinator, keys and a run."""
 
 import asyncio
+import shutil
 import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from protocol.wire import messages as m
 from protocol.wire.channel import KeyPair, RouterChannel
 from protocol.wire.codec import Decoder, encode
 from rollout.neighbours.reward_client import Score, ScoreRequest
+from rollout.session.tokens_to_book import tokens_folder
 
 M = TypeVar("M")
 
@@ -114,6 +116,11 @@ class ScriptedCoordinator:
 
     def close(self) -> None:
         self._channel.close(linger_s=0.0)
+
+
+def drop_counts() -> None:
+    """Remove the counts of sessions that ended without closing: a later test's session would send them."""
+    shutil.rmtree(tokens_folder("run"), ignore_errors=True)
 
 
 def make_keys() -> Keys:

@@ -19,5 +19,5 @@ async def stage(services: ScriptedServer) -> AsyncIterator[Stage]:
     stage = Stage(services)
     await stage.server.start()
     yield stage
+    stage.coordinator.close()  # first: a session waits for the answer to its last counts
     await stage.server.stop()
-    stage.coordinator.close()

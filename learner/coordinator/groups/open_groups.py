@@ -8,6 +8,7 @@ are leased again in the same way. Optional features listen; each is one file:
     on_closed    kept_turns.py, evaluations.py, written_answers.py: the group's samples leave
     on_assigned  score_filter.py, curriculum.py: their counts for the line of metrics of a step that has its groups
     on_wasted    the ledger: counts model tokens that are not trained
+    on_unused    the token books: note why a trajectory was not trained
 """
 
 from collections import deque
@@ -43,6 +44,8 @@ class OpenGroups:
         self.on_assigned: list[Callable[[], Mapping[str, float]]] = []
         # (group's name, sample, attempt, reason, model tokens)
         self.on_wasted: list[Callable[[str, int, int, str, int], None]] = []
+        # (facts of a trajectory that is not trained, reason)
+        self.on_unused: list[Callable[[TrajectoryFacts, str], None]] = []
         self.step_counts: dict[str, float] = {}
         self.give_up_reason: str | None = None
         self._num_skipped_in_a_row = 0
@@ -216,6 +219,8 @@ class OpenGroups:
     def waste_trajectory(self, facts: TrajectoryFacts, reason: str) -> None:
         """Count the model tokens of a trajectory that is not trained."""
         self.waste(facts.group, facts.sample_index, facts.attempt, reason, facts.num_model_tokens)
+        for listen in self.on_unused:
+            listen(facts, reason)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

@@ -69,6 +69,7 @@ def make_dash(runs: Runs) -> FastAPI:
 
     _add_run_routes(app, runs)
     _add_sample_routes(app, runs)
+    _add_ledger_routes(app, runs)
     return app
 
 
@@ -124,6 +125,25 @@ def _add_run_routes(app: FastAPI, runs: Runs) -> None:
         return _json(merged_logs(run.path / "logs", text))
 
 
+def _add_ledger_routes(app: FastAPI, runs: Runs) -> None:
+    find_run = _run_of(runs)
+
+    @app.get("/api/books")
+    def books(run: Annotated[RunFolder, Depends(find_run)]) -> Response:
+        """The token books: every generated token once, by what became of it."""
+        return _json(run.ledger.books())
+
+    @app.get("/api/timeline")
+    def timeline(
+        run: Annotated[RunFolder, Depends(find_run)],
+        newest: Annotated[int, Query(ge=1, le=100_000, description="trajectories")] = 10_000,
+    ) -> Response:
+        """The newest trajectories and steps as trace events: a file for Perfetto."""
+        _, rows = run.ledger.trajectories(Filter(), "newest", 0, newest)
+        ids = run.samples.ids(list({row["group"] for row in rows}))
+        return _json(trace_events(rows, run.lines(), {place: run.samples.calls(id) for place, id in ids.items()}))
+
+
 def _add_sample_routes(app: FastAPI, runs: Runs) -> None:
     find_run = _run_of(runs)
 
@@ -150,16 +170,6 @@ def _add_sample_routes(app: FastAPI, runs: Runs) -> None:
         listed = [{**row, "sample": ids.get((row["group"], row["sample_index"]))} for row in found]
         most = offset + MOST_COUNTED
         return _json({"total": min(total, most), "is_more": total > most, "indexed": indexed, "rows": listed})
-
-    @app.get("/api/timeline")
-    def timeline(
-        run: Annotated[RunFolder, Depends(find_run)],
-        newest: Annotated[int, Query(ge=1, le=100_000, description="trajectories")] = 10_000,
-    ) -> Response:
-        """The newest trajectories and steps as trace events: a file for Perfetto."""
-        _, rows = run.ledger.trajectories(Filter(), "newest", 0, newest)
-        ids = run.samples.ids(list({row["group"] for row in rows}))
-        return _json(trace_events(rows, run.lines(), {place: run.samples.calls(id) for place, id in ids.items()}))
 
     @app.get("/api/group")
     def group(run: Annotated[RunFolder, Depends(find_run)], group: str) -> Response:

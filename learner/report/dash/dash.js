@@ -103,11 +103,12 @@
   }
 
   async function overview(run) {
-    const strip = h("div", {}), curves = h("div", {});
+    const strip = h("div", {}), books = h("div", {}), curves = h("div", {});
     let drawnStep = -1, alarms = -1;
     const every = async () => {
       const live = await get("live", { run });
       redraw(strip, liveStrip(run, live));
+      redraw(books, tokenBooks(await get("books", { run }).catch(() => ({ rows: [] }))));
       if (live.summary.step === drawnStep && live.alarms.length === alarms) return;
       [drawnStep, alarms] = [live.summary.step, live.alarms.length];
       const sections = await get("plots", { run });
@@ -116,7 +117,12 @@
       curves.replaceChildren(...made.flatMap(each => [h("h2", {}, each.title), ...each.drawn.parts, each.constant.length ? h("p", { class: "soft" }, `Constant: ${each.constant.join(", ")}.`) : ""]));
       made.forEach(each => each.drawn.show());
     };
-    return { parts: [strip, curves], every, show: every };
+    return { parts: [strip, books, curves], every, show: every };
+  }
+
+  function tokenBooks({ num_generated, rows }) {
+    const booked = rows.reduce((sum, each) => sum + each.num_tokens, 0), open = num_generated - booked;
+    return rows.length ? [card(h("small", {}, `token books: ${num_generated.toLocaleString()} generated, `, open ? h("span", { class: "worse" }, `${open.toLocaleString()} not in the books`) : "each is counted once"), bars(rows.map(each => [each.what, each.num_tokens])))] : [];
   }
 
   function liveStrip(run, live) {

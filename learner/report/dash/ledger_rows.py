@@ -7,13 +7,15 @@ import os
 import shutil
 import sqlite3
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learner.disk.run_folder import LOGS, read_only_uri
+from learner.disk.run_folder import TOKENS, read_only_uri
+from learner.disk.token_books import TOTALS, attach_books
 
 _NEWEST = 20_000  # trajectories behind the live figures
 _RATE_S = 60.0
@@ -72,6 +74,8 @@ class LedgerRows:
     def __init__(self, path: Path, copies: Path) -> None:
         """copies: folder for the copy of a ledger that cannot be read where it is."""
         self._path, self._copies = path, copies
+        self._books: dict[str, Any] = {}
+        self._books_due = float("-inf")  # when they are counted again, monotonic seconds
 
     def trajectories(
         self, wanted: Filter, order: str, offset: int, limit: int, texts: tuple[Path, str] | None = None
@@ -149,26 +153,44 @@ class LedgerRows:
             "events": [{"at": at, "kind": kind, "detail": detail} for at, kind, detail in events],
         }
 
+    def books(self) -> dict[str, Any]:
+        """Return every generated token by what became of it; counted in at most 2 % of the time, so they may be older.
+
+        rows: what, num_tokens, trained ones first. num_generated: by the servers, which the rows add up to.
+        """
+        if time.monotonic() >= self._books_due:
+            begun = time.monotonic()
+            with closing(self._connect()) as db:
+                path = self._path.with_name(TOKENS)
+                attach_books(db, self._readable(path) if path.exists() else path, read_only_uri)
+                db.execute("BEGIN")  # both files at one moment
+                rows = [{"what": what, "num_tokens": number} for what, number in db.execute(TOTALS)]
+                (generated,) = db.execute("SELECT COALESCE(SUM(num_generated), 0) FROM books.sessions").fetchone()
+            self._books = {"at": time.time(), "num_generated": generated, "rows": rows}
+            self._books_due = time.monotonic() + max(1.0, 50.0 * (time.monotonic() - begun))
+        return self._books
+
     def _connect(self) -> sqlite3.Connection:
         if not self._path.exists():
             raise FileNotFoundError(f"{self._path} is missing: nothing is known about prompts and trajectories.")
-        log, shared = (self._path.with_name(name) for name in LOGS)
-        is_copied = log.exists() and not shared.exists()
-        return sqlite3.connect(read_only_uri(self._copy(log) if is_copied else self._path), uri=True)
+        return sqlite3.connect(read_only_uri(self._readable(self._path)), uri=True)
 
-    def _copy(self, log: Path) -> Path:
-        """Return a copy of the ledger with its log: SQLite reads a log with a file next to it, which it would make."""
-        state = [(path.stat().st_mtime_ns, path.stat().st_size) for path in (self._path, log)]
-        name = hashlib.sha256(os.fsencode(self._path.resolve()) + str(state).encode()).hexdigest()[:24]
+    def _readable(self, path: Path) -> Path:
+        """Return a file, or a copy with its log: SQLite reads a log with a file next to it, which it would make."""
+        log, shared = (path.with_name(f"{path.name}{ending}") for ending in ("-wal", "-shm"))
+        if not log.exists() or shared.exists():
+            return path
+        state = [(each.stat().st_mtime_ns, each.stat().st_size) for each in (path, log)]
+        name = hashlib.sha256(os.fsencode(path.resolve()) + str(state).encode()).hexdigest()[:24]
         target = self._copies / name
         if not target.exists():
             self._copies.mkdir(parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(dir=self._copies))
-            for path in (self._path, log):
-                shutil.copy(path, made)
+            for each in (path, log):
+                shutil.copy(each, made)
             with contextlib.suppress(OSError):  # another page has made it meanwhile
                 made.rename(target)
-        return target / self._path.name
+        return target / path.name
 
 
 def _with_parts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ The rig is one thread with no sockets of its own, so that it can fork at any tim
 that dies is noticed by its pipe.
 """
 
+import contextlib
 import signal
 import time
 from collections import Counter
@@ -211,14 +212,24 @@ class Rig:
             self.learner.tell("pushed")
 
     def _close(self) -> None:
+        """End as the driver does: servers are detached while the coordinator hears their last word."""
         assert self.coordinator is not None
+        servers = [self.servers[name] for name in self.servers.keys() - self._dead]
+        for server in servers:
+            server.tell("detach")
+        deadline = time.monotonic() + 20.0
+        for server in servers:
+            _hear_last(server, "detach", deadline)
         self.coordinator.tell("close")
-        deadline = time.monotonic() + 10.0
-        while time.monotonic() < deadline and self.coordinator.process.is_alive():
-            if self.coordinator.pipe.poll(0.1) and self.coordinator.pipe.recv()[0] == "closed":
-                break
-        for name in self.servers.keys() - self._dead:
-            self.servers[name].tell("detach")
+        _hear_last(self.coordinator, "closed", deadline)
+
+
+def _hear_last(part: Part, verb: str, deadline: float) -> None:
+    """Wait until a process has said this, or has ended."""
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        while time.monotonic() < deadline and part.process.is_alive():
+            if part.pipe.poll(0.1) and part.pipe.recv()[0] == verb:
+                return
 
 
 class RigPush:

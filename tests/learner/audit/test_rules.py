@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -65,4 +67,26 @@ def test_audit_shows_a_hundred_lines_of_a_rule_and_counts_the_rest(run: Path, go
     assert breaches.lines()[-2:] == [
         "and 150 more that break the rule positions",
         "and 150 more that break the rule skip_reason",
+    ]
+
+
+def test_audit_names_tokens_that_are_not_in_the_books(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    with closing(sqlite3.connect(run / "ledger.sqlite")) as db:
+        db.execute("ATTACH ? AS books", (str(run / "tokens.sqlite"),))
+        db.execute(
+            "INSERT INTO books.attempts "
+            'SELECT "group", sample_index, incarnation, attempt, ?, num_model_tokens, ?, 0, 0, NULL FROM trajectories',
+            ("s1-1-x", "done"),
+        )
+        (total,) = db.execute("SELECT SUM(num_tokens) FROM books.attempts").fetchone()
+        db.execute("INSERT INTO books.sessions VALUES ('s1-1-x', 's1', 1, ?)", (total,))
+        db.commit()
+        assert lines_of(run, "token_books") == []
+        (group,) = db.execute('SELECT MIN("group") FROM trajectories WHERE step = 4').fetchone()
+        db.execute('UPDATE books.attempts SET num_tokens = 1 WHERE "group" = ? AND sample_index = 1', (group,))
+        db.commit()
+    assert lines_of(run, "token_books") == [
+        f"tokens.sqlite: session s1-1-x: its server generated {total} tokens, the books have {total - 1}",
+        f"tokens.sqlite, group {group}: sample 1, attempt 1: its trajectory has 2 of its tokens, the books 1",
     ]

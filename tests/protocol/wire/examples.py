@@ -134,6 +134,18 @@ def example_messages() -> dict[str, tuple[m.Message, list[bytes]]]:
             ),
             [],
         ),
+        (
+            m.TokensCounted(
+                **{**STAMP, "request": 7},
+                session="s1-2-ab12",
+                num_generated=60,
+                rows=[
+                    m.TokenCount("e0-aa", 1, 2, 3, 40, "done", 12, 2),
+                    m.TokenCount("e0-aa", 0, 2, 3, 20),
+                ],
+            ),
+            [],
+        ),
         (lease, []),
         (m.Ack(**STAMP, group="e0-aa", sample_index=1, outcome="accepted"), []),
         (m.TurnsKept(**STAMP, samples=[m.KeptSample("e0-aa", 1, 1, 5, True)]), []),

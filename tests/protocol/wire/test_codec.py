@@ -24,7 +24,7 @@ def test_decode_refuses_a_message_of_the_other_direction() -> None:
 
 HELLO = encode(EXAMPLES["hello"][0])[0]
 TRUNCATED = "$: not a message: Input data was truncated"
-OTHER_SCHEMA = "this process speaks 6. Run the same version of Sluice everywhere"
+OTHER_SCHEMA = "this process speaks 7. Run the same version of Sluice everywhere"
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_decode_refuses_a_message_of_the_schema_that_had_no_seal_by_name(tag: st
     message, buffers = EXAMPLES[tag]
     first = msgspec.msgpack.encode(msgspec.structs.replace(message, schema=1))
     assert refusal([first, *buffers]) == (
-        "$.schema: is 1, this process speaks 6. Run the same version of Sluice everywhere",
+        "$.schema: is 1, this process speaks 7. Run the same version of Sluice everywhere",
         "schema",
     )
 

@@ -21,7 +21,7 @@ from rollout.neighbours.reward_client import NoRewards
 from rollout.session.outbox import Outbox
 from rollout.session.session import RolloutSession
 from tests.fakes.engines import TokenizingEngine
-from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedScorer, make_keys, make_spec
+from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedScorer, drop_counts, make_keys, make_spec
 from tests.fakes.tool_models import FAMILIES
 
 TOKEN = "the-clusters-own-token"
@@ -156,6 +156,7 @@ async def agents_scene(
         await asyncio.wait([task])
         await player.close()
         channel.close()
+        drop_counts()
         coordinator.close()
 
 

@@ -14,7 +14,7 @@ from rollout.episodes.player import EpisodePlayer
 from rollout.session.outbox import Outbox
 from rollout.session.session import RolloutSession
 from tests.fakes.engines import ScriptedEngine
-from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedScorer, make_keys, make_spec
+from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedScorer, drop_counts, make_keys, make_spec
 
 
 @dataclass
@@ -56,6 +56,7 @@ async def playing(
         task.cancel()
         await asyncio.wait([task])
         channel.close()
+        drop_counts()
         coordinator.close()
 
 

@@ -44,6 +44,21 @@ def test_list_and_live_figures_are_those_of_the_files(page: Page, folder: Path) 
     assert [line["step"] for line in page.get("metrics", run="one", after=STEPS - 2)] == [STEPS - 1, STEPS]
 
 
+def test_token_books_add_up_to_what_the_servers_generated(page: Page, folder: Path) -> None:
+    assert page.get("books", run="one")["rows"] == []
+    with sqlite3.connect(folder / "one" / "tokens.sqlite") as db:
+        for number, how in enumerate(("stopped", "failed", "failed")):
+            db.execute(
+                "INSERT INTO attempts VALUES ('x', ?, 1, 1, 's1-1-x', ?, ?, 0, 0, NULL)", (number, 5 + number, how)
+            )
+        db.execute("INSERT INTO sessions VALUES ('s1-1-x', 's1', 1, 18)")
+    db.close()
+    page.runs.get("one").ledger._books_due = 0.0
+    found = page.get("books", run="one")
+    assert found["num_generated"] == 18
+    assert found["rows"] == [{"what": "failed", "num_tokens": 13}, {"what": "aborted", "num_tokens": 5}]
+
+
 def test_filters_leave_what_an_own_count_leaves(page: Page, folder: Path) -> None:
     with sqlite3.connect(folder / "one" / "ledger.sqlite") as db:
         all_rows = db.execute(

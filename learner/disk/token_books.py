@@ -1,0 +1,72 @@
+"""The token books of a run folder: the tokens that were generated for each attempt, and what became of them.
+
+`tokens.sqlite` is attached to the ledger's connection as "books". What became of the tokens is not written down:
+`FATES` finds it in the ledger, so that a step that is redone after a crash moves its tokens by itself.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS books.sessions (
+    session TEXT PRIMARY KEY, server TEXT NOT NULL, incarnation INTEGER NOT NULL, num_generated INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS books.attempts (
+    "group" TEXT NOT NULL, sample_index INTEGER NOT NULL, incarnation INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    session TEXT NOT NULL, num_tokens INTEGER NOT NULL, how TEXT NOT NULL, num_resumed INTEGER NOT NULL,
+    resumed_from INTEGER NOT NULL, reason TEXT,
+    PRIMARY KEY ("group", sample_index, incarnation, attempt, session)) WITHOUT ROWID;
+"""
+
+# Tables `used` (tokens of an attempt that are in a trajectory: those from num_resumed up to `upto`) and `fates` (each
+# attempt's tokens in two parts). A trajectory may continue the kept turns of earlier attempts, and these of others.
+FATES = """
+WITH RECURSIVE used("group", sample_index, incarnation, attempt, upto, what) AS (
+    SELECT "group", sample_index, incarnation, attempt, num_model_tokens,
+        CASE WHEN kind = 'eval' THEN 'evaluation' WHEN step IS NOT NULL THEN 'trained' ELSE 'under way' END
+    FROM trajectories
+    UNION ALL
+    SELECT u."group", u.sample_index, u.incarnation, a.resumed_from, a.num_resumed, u.what
+    FROM used AS u JOIN books.attempts AS a USING ("group", sample_index, incarnation, attempt)
+    WHERE a.num_resumed > 0 AND a.resumed_from < a.attempt
+), parts AS (
+    SELECT a.*, u.what, COALESCE(u.upto - a.num_resumed, 0) AS num_used, p.state
+    FROM books.attempts AS a LEFT JOIN used AS u USING ("group", sample_index, incarnation, attempt)
+    LEFT JOIN prompts AS p ON p."group" = a."group"
+), fates(what, num_tokens) AS (
+    SELECT IIF(what = 'under way' AND state = 'skipped', COALESCE(reason, 'skipped'), what), num_used
+    FROM parts WHERE what IS NOT NULL
+    UNION ALL
+    SELECT CASE
+        WHEN "group" = '-' THEN 'probes'
+        WHEN reason IS NOT NULL AND what IS NULL THEN reason
+        WHEN how = '' THEN 'under way'
+        WHEN how = 'done' AND what IS NOT NULL THEN 'unused'
+        WHEN how = 'done' THEN IIF(incarnation < (SELECT MAX(incarnation) FROM books.sessions), 'redone', 'under way')
+        WHEN how = 'stopped' THEN 'aborted'
+        ELSE how END, num_tokens - num_used
+    FROM parts WHERE num_tokens != num_used
+)
+"""
+TOTALS = f"{FATES} SELECT what, SUM(num_tokens) FROM fates GROUP BY what ORDER BY what != 'trained', 2 DESC, 1"  # noqa: S608
+
+# Attempts with more tokens in a trajectory than were generated for them, since the run has books.
+UNBOOKED = f"""
+{FATES} SELECT u."group", u.sample_index, u.attempt, u.upto - COALESCE(a.num_resumed, 0) AS num_used,
+    COALESCE(a.num_tokens, 0) AS num_tokens
+FROM used AS u LEFT JOIN books.attempts AS a USING ("group", sample_index, incarnation, attempt)
+WHERE u.incarnation >= (SELECT MIN(incarnation) FROM books.sessions) AND num_used > COALESCE(a.num_tokens, 0)
+ORDER BY 1, 2
+"""  # noqa: S608
+
+
+def attach_books(db: sqlite3.Connection, path: Path, uri: Callable[[Path], str]) -> None:
+    """Attach the books to a connection that reads their ledger; empty ones where a run has none.
+
+    uri: SQLite's address of a file that is only read.
+    """
+    if path.exists():
+        db.execute("ATTACH ? AS books", (uri(path),))
+    else:
+        db.execute("ATTACH ':memory:' AS books")
+        db.executescript(TABLES)
