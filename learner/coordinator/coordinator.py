@@ -37,6 +37,8 @@ from learner.coordinator.steps.record import RunRecord, StepLines
 from learner.coordinator.window import StalenessWindow
 from learner.data.prompts import Prompt
 from learner.data.sft_rows import RowEncoder
+from learner.disk.run_folder import TOKENS
+from learner.disk.token_books import TABLES, TokenBooks
 from learner.ledger.ledger import Ledger, terms_of
 from learner.ledger.snapshots import LedgerCopies
 from learner.live.status import RunStatus
@@ -92,7 +94,7 @@ class Coordinator:
         scores = Evaluations(held_out, groups.open_evaluation, record.decoder, solved_at, since)
         self._evaluations = scores if answers is None else answers.attached_to(groups)
         groups.on_closed.append(self._evaluations.on_closed)
-        _attach_features(settings, source, groups, accounts)
+        self._books = _attach_features(settings, source, groups, accounts)
         self._turns = KeptTurns(groups, window, accounts, settings.rollout.max_context_tokens, vocab_size)
         overdue = OverdueLimit(settings.rollout.lease_timeout_s)
         self._leases = Leases(groups, self._servers, overdue, accounts, settings.run.seed, vocab_size, self._turns)
@@ -257,7 +259,7 @@ class Coordinator:
             case m.SampleFailed():
                 self._leases.receive_failure(server, message)
             case m.TokensCounted():
-                self._ledger.books.receive(server, message)
+                self._books.receive(server, message)
                 self._mailbox.confirm(server, message.request)
 
     def _on_next(self, peer: str, message: m.NextBatch, now: float) -> None:
@@ -291,14 +293,16 @@ def _schedule_of(settings: Settings) -> EvaluationSchedule:
     return EvaluationSchedule(every, settings.run.max_steps, evals.pin, evals.before)
 
 
-def _attach_features(settings: Settings, source: PromptSource, groups: OpenGroups, accounts: Accounts) -> None:
-    """Attach the optional features that only listen: each is one file, and one line here."""
+def _attach_features(settings: Settings, source: PromptSource, groups: OpenGroups, accounts: Accounts) -> TokenBooks:
+    """Attach the optional features that only listen: each is one file, and a line here. Returns the token books."""
     groups.on_wasted.append(accounts.ledger.add_waste)
-    groups.on_unused.append(accounts.ledger.books.note_unused)
     if settings.filter.dynamic_sampling:
         ScoreFilter(settings, groups, accounts).attach()
     if settings.data.curriculum.is_on:
         Curriculum(settings, accounts.ledger).attach(source, groups)
+    books = TokenBooks(accounts.ledger.attach(TOKENS, "books", TABLES))
+    groups.on_unused.append(books.note_unused)
+    return books
 
 
 def _is_file_inside(path: Path, folder: Path) -> bool:

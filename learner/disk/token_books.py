@@ -1,12 +1,15 @@
 """The token books of a run folder: the tokens that were generated for each attempt, and what became of them.
 
-`tokens.sqlite` is attached to the ledger's connection as "books". What became of the tokens is not written down:
-`FATES` finds it in the ledger, so that a step that is redone after a crash moves its tokens by itself.
+`tokens.sqlite` is attached to the ledger's connection as "books", and committed with it. What became of the tokens is
+not written: `FATES` finds it in the ledger, so that a step that is redone after a crash moves its tokens by itself.
 """
 
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+
+from protocol.wire.messages import TokensCounted
+from protocol.wire.trajectory import TrajectoryFacts
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS books.sessions (
@@ -58,6 +61,39 @@ FROM used AS u LEFT JOIN books.attempts AS a USING ("group", sample_index, incar
 WHERE u.incarnation >= (SELECT MIN(incarnation) FROM books.sessions) AND num_used > COALESCE(a.num_tokens, 0)
 ORDER BY 1, 2
 """  # noqa: S608
+
+
+class TokenBooks:
+    """The writer. Rollout servers send totals, so a repeated message changes nothing."""
+
+    def __init__(self, change: Callable[[str, tuple[object, ...]], None]) -> None:
+        """change: makes a change of the attached books in the ledger's transaction: `Ledger.attach`."""
+        self._change = change
+
+    def receive(self, server: str, message: TokensCounted) -> None:
+        """Record the counts of a server's session."""
+        self._change(
+            "INSERT INTO books.sessions VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+            "num_generated = MAX(num_generated, excluded.num_generated)",
+            (message.session, server, message.incarnation, message.num_generated),
+        )
+        for row in message.rows:
+            self._change(
+                "INSERT INTO books.attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL) ON CONFLICT DO UPDATE SET "
+                "num_tokens = MAX(num_tokens, excluded.num_tokens), how = IIF(excluded.how = '', how, excluded.how)",
+                (
+                    row.group, row.sample_index, row.incarnation, row.attempt, message.session, row.num_tokens,
+                    row.how, row.num_resumed, row.resumed_from,
+                ),
+            )  # fmt: skip
+
+    def note_unused(self, facts: TrajectoryFacts, reason: str) -> None:
+        """Record why a trajectory was not trained. Another start may train it nevertheless."""
+        self._change(
+            'UPDATE books.attempts SET reason = ? WHERE "group" = ? AND sample_index = ? AND incarnation = ? '
+            "AND attempt = ? AND COALESCE(reason, 'unknown') IN ('duplicate', 'unknown')",
+            (reason, facts.group, facts.sample_index, facts.incarnation, facts.attempt),
+        )
 
 
 def attach_books(db: sqlite3.Connection, path: Path, uri: Callable[[Path], str]) -> None:

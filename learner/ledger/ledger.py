@@ -6,14 +6,12 @@ One thread writes it; reports and audits may read it at any time. A prompt that 
 import json
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from learner.disk.run_folder import TOKENS
 from learner.ledger.schema import UNFINISHED, prepare_schema
 from learner.ledger.snapshots import LedgerCopy
-from learner.ledger.token_books import TokenBooks
 from protocol.disk.files import replace_file
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
@@ -56,11 +54,26 @@ class Ledger:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             prepare_schema(self._db, path)
-            self.books = TokenBooks(self._db, path.with_name(TOKENS), self._change)
         except sqlite3.Error as error:
             raise OperatorError(
                 f"The ledger {path} cannot be opened: {error}. Check the disk and the folder."
             ) from None
+
+    def attach(self, file: str, name: str, tables: str) -> Callable[[str, tuple[object, ...]], None]:
+        """Attach a database beside the ledger's file, which stays when the ledger goes back; returns `change`.
+
+        change(statement, values): makes a change in the ledger's transaction. Raises: OperatorError.
+        """
+        path = self._path.with_name(file)
+        self.commit()  # nothing is attached inside a transaction
+        try:
+            self._db.execute(f"ATTACH ? AS {name}", (str(path),))
+            self._db.execute(f"PRAGMA {name}.journal_mode=WAL")
+            self._db.execute(f"PRAGMA {name}.synchronous=NORMAL")
+            self._db.executescript(tables)
+        except sqlite3.Error as error:
+            raise OperatorError(f"{path} cannot be opened: {error}. Check the disk and the folder.") from None
+        return self._change
 
     def begin_incarnation(self, policy_version: int) -> int:
         """Return the number of this start of the run, from 1, and record the version of its weights.

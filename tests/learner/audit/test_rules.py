@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from learner.audit.report import audit_run_folder
+from learner.disk.token_books import TABLES
+from learner.ledger.ledger import Ledger
 from tests.learner.audit.broken_run import Good, break_ledger, lines_of
 
 
@@ -72,6 +74,8 @@ def test_audit_shows_a_hundred_lines_of_a_rule_and_counts_the_rest(run: Path, go
 
 def test_audit_names_tokens_that_are_not_in_the_books(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
+    with closing(Ledger(run / "ledger.sqlite")) as ledger:
+        ledger.attach("tokens.sqlite", "books", TABLES)
     with closing(sqlite3.connect(run / "ledger.sqlite")) as db:
         db.execute("ATTACH ? AS books", (str(run / "tokens.sqlite"),))
         db.execute(

@@ -11,6 +11,8 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from learner.disk.token_books import TABLES
+from learner.ledger.ledger import Ledger
 from learner.live.status import STATUS, RunStatus, ServerStatus, write_status
 from learner.report.dash.exposition import metric_name
 from tests.learner.report.dash.page import STEPS, TOKEN, Page, set_max_steps
@@ -46,6 +48,9 @@ def test_list_and_live_figures_are_those_of_the_files(page: Page, folder: Path) 
 
 def test_token_books_add_up_to_what_the_servers_generated(page: Page, folder: Path) -> None:
     assert page.get("books", run="one")["rows"] == []
+    ledger = Ledger(folder / "one" / "ledger.sqlite")
+    ledger.attach("tokens.sqlite", "books", TABLES)
+    ledger.close()
     with sqlite3.connect(folder / "one" / "tokens.sqlite") as db:
         for number, how in enumerate(("stopped", "failed", "failed")):
             db.execute(
