@@ -64,6 +64,7 @@ class Attachment:
             "failures": dict(session.failures.totals),
             "cut_observations": self.player.num_cut_observations,
             "content_hash": self.services.content_hash,
+            "tools_digest": self.services.tools_digest,
             "ended": task.result() if has_ended else None,
             **(_agents_of(self.player) if isinstance(self.player, AgentPlayer) else {}),
         }

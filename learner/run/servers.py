@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from learner.disk.run_folder import TOOL_LIST
 from learner.run.server import RunServer
 from protocol.errors import OperatorError
 
@@ -42,6 +43,10 @@ class RunServers:
         # Digest of each attached server's search index ("": none), and of the last start's until one is known.
         self._digests = {_LAST_START: record.read_text("utf-8")} if record is not None and record.exists() else {}
         self._record = record
+        self._tools_record = None if record is None else record.with_name(TOOL_LIST)
+        self._tools = ""  # digest of the last known list of MCP servers' tools
+        if self._tools_record is not None and self._tools_record.exists():
+            self._tools = self._tools_record.read_text("utf-8")
         self._servers = [RunServer(str(info["name"]), spec, calls, self._check) for info in infos]
         for server, info in zip(self._servers, infos if share_devices else (), strict=False):
             server.place = str(info["node_id"]), list(info["cards"])
@@ -95,7 +100,22 @@ class RunServers:
                 self._record.write_text(found, "utf-8")
         self._digests = digests
         messages = [f"{name}: agents generate at {run['base_url']}" for name, run in runs.items() if "base_url" in run]
+        messages += self._check_tools(runs)
         return messages + ([warning] if warning is not None else [])
+
+    def _check_tools(self, runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Return a message for each server that offers other tools than the server, or the start, before it."""
+        messages = []
+        for name, digest in ((name, digest) for name, run in runs.items() if (digest := run.get("tools_digest"))):
+            if self._tools not in ("", digest):
+                problem = "than another server's or the last start's: prompts differ, and scores may not compare"
+                messages.append(
+                    f"{name}: the tools of tools.mcp have other names, descriptions or parameters {problem}."
+                )
+            self._tools = digest
+        if self._tools_record is not None and self._tools:
+            self._tools_record.write_text(self._tools, "utf-8")
+        return messages
 
 
 def compare_indexes(digests: Mapping[str, str], other_index: str) -> str | None:

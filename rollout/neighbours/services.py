@@ -3,7 +3,9 @@
 They are opened and checked at attach, and once by the fleet before anything slow starts.
 """
 
+import json
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from pydantic import HttpUrl
@@ -44,6 +46,7 @@ class Services(ClosedAtExit):
         self._required = required_tools(self.make_environment)
         self.tools = open_tools(self._required, spec, node)
         self._mcp = self._open_mcp()
+        self.tools_digest = ""  # of the MCP servers' tools, once they are listed
         self.rewards = _open_rewards(spec.rewards, node, getattr(self.make_environment, "gives_reward", False))
         # Arguments of environments.
         self.resources = Resources(spec.rollout.max_turns, self.tools, tokenizer, self._render, spec.retriever.words)
@@ -71,7 +74,10 @@ class Services(ClosedAtExit):
             await tool.check()
         if self._mcp is not None:
             # Environments share this dictionary.
-            self.tools.update(await self._mcp.list_tools(self.tools))
+            listed = await self._mcp.list_tools(self.tools)
+            schemas = [listed[name].schema for name in sorted(listed)]
+            self.tools_digest = sha256(json.dumps(schemas, sort_keys=True).encode()).hexdigest()
+            self.tools.update(listed)
             if missing := self._required - self.tools.keys():
                 raise no_such_tool(min(missing), self.tools, self._spec)
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from protocol.settings.tools import McpServer, ToolsSettings
@@ -88,3 +89,20 @@ async def test_tools_of_an_mcp_server_are_offered_beside_others_and_their_words_
     given = outcome.tokens[~outcome.loss_mask.astype(bool)].tolist()
     # Of the system's and the user's turn in the prompt, and one per result.
     assert given.count(end) == 2 + len(calls)
+
+
+async def test_other_descriptions_of_an_mcp_servers_tools_have_another_digest(tmp_path: Path) -> None:
+    script = tmp_path / "server.py"
+
+    async def digest(text: str) -> str:
+        script.write_text(Path(mcp_server.__file__).read_text().replace("Says the text again.", text))
+        mcp = [McpServer(name="things", command=[sys.executable, str(script)])]
+        spec = make_spec(environment="tools").model_copy(update={"tools": ToolsSettings(mcp=mcp)})
+        node = Node(server.script("reward", Answer({"rewards": [0.5]})), None, "secret-token-secret", make_keys())
+        async with Services(spec, node, MODEL.tokenizer()) as services:
+            await services.check()
+            return services.tools_digest
+
+    with scripted_server() as server:
+        found = [await digest(text) for text in ("Says it.", "Says it.", "Says it again.")]
+    assert found[0] == found[1] != found[2]
