@@ -1,11 +1,13 @@
 """A run folder of scripted samples with real tools and rewards over HTTP, and an OTLP receiver that decodes protobuf.
 
 Every sample searches, asks a tool and is scored. Each 7th request to a service is answered 429, so the client repeats
-it; one sample of each group fails once and is leased again.
+it; one sample of each group fails once and is leased again. `python -m tests.learner.report.dash.traced_run DIR` writes
+DIR/traced with 1,024 samples, to send to a collector of your own by `sluice traces`.
 """
 
 import asyncio
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -171,3 +173,7 @@ async def _play(player: EpisodePlayer, ledger: Ledger, group: str, index: int) -
     trajectory = await player.play(sample)
     ledger.add_trajectory(trajectory.facts)
     return trajectory
+
+
+if __name__ == "__main__":
+    print(dict(record_traced_run(Path(sys.argv[1]) / "traced", num_steps=16)))
