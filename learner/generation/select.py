@@ -118,6 +118,8 @@ def rows_of(answers: Answers, selection: Selection, counts: Counter[str]) -> Ite
     elif selection.objective == "kto":
         for sample in (best, worst):
             yield _row(answers, sample, selection) | {"label": sample is best}
+    elif best.tokens[: best.learnt[0][0]] != worst.tokens[: worst.learnt[0][0]]:
+        counts["prompts that the environment wrote otherwise for the best and the worst sample"] += 1
     else:
         yield _pair(answers, best, worst, selection)
 

@@ -170,3 +170,11 @@ def test_no_row_at_all_is_an_error_that_leaves_no_file(tmp_path: Path) -> None:
 def test_selection_that_contradicts_itself_is_refused(answers: Path, options: list[str], problem: str) -> None:
     with pytest.raises(SettingsError, match=problem):
         _select(answers, *options)
+
+
+def test_samples_after_different_prompts_make_no_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "answers.jsonl"
+    for row, first in enumerate((5, 7)):
+        append_answers(path, _answers(row, [_sample(1.0, [5, 6, 20, 10]), _sample(0.0, [first, 6, 20, 11])]))
+    assert [row["row"] for row in _select(path, "--select", "best_worst", "--for", "dpo")] == [0]
+    assert "1 rows, 1 prompts that the environment wrote otherwise" in capsys.readouterr().out
