@@ -103,7 +103,7 @@
   }
 
   async function overview(run) {
-    const strip = h("div", {}), books = h("div", {}), curves = h("div", {});
+    const strip = h("div", {}), books = h("div", { style: "margin-top: 14px" }), curves = h("div", {});
     let drawnStep = -1, alarms = -1;
     const every = async () => {
       const live = await get("live", { run });
