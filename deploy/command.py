@@ -40,6 +40,7 @@ VERBS = {
     "chat": Verb("talk with a model in the terminal", "rollout.chat:main"),
     "serve-reward": Verb("serve a reward function or a bundled scorer", "rewards.serve:main"),
     "check-reward": Verb("check that a run can use a reward endpoint", "rewards.check:main"),
+    "migrate": Verb("convert another trainer's command to a settings file", "deploy.migrate.command:main"),
     "prepare-data": Verb("turn a known data set into rows that run", "learner.data.prepare.command:main"),
     "build-index": Verb("build the index of a corpus for the retriever", "retriever.build:main"),
 }
@@ -78,8 +79,7 @@ def _usage() -> str:
     lines = [f"  {name:<14}{verb.about}" for name, verb in VERBS.items()]
     return "\n".join(
         [
-            "usage: sluice VERB [OPTIONS]      first: sluice start && sluice run",
+            "usage: sluice VERB [OPTIONS]; VERB --help explains it. First: start, then run.",
             *lines,
-            "sluice VERB --help explains a verb; sluice run --help SECTION, a section.",
         ]
     )

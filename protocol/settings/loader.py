@@ -35,7 +35,7 @@ def load_settings(config: Path | None, options: Sequence[str], folder: Path | No
     from_file = read_yaml(config) if config else {}
     from_options = _parse_options(options)
     _check_recipe_has_effect(config, from_file, from_options)
-    return _validate(_merge(from_file, from_options), None if folder is None else {"folder": folder})
+    return validate_settings(_merge(from_file, from_options), None if folder is None else {"folder": folder})
 
 
 def load_saved_settings(path: Path) -> Settings:
@@ -45,7 +45,7 @@ def load_saved_settings(path: Path) -> Settings:
 
     Raises: SettingsError when the file cannot be read.
     """
-    return _validate(_existing_fields(read_yaml(path), Settings), {IS_SAVED: True})
+    return validate_settings(_existing_fields(read_yaml(path), Settings), {IS_SAVED: True})
 
 
 def names_own_run(options: Sequence[str]) -> bool:
@@ -121,7 +121,8 @@ class _Parser(argparse.ArgumentParser):
         raise SettingsError(f"settings: {message}. {HELP_ALL}")
 
 
-def _validate(given: dict[str, Any], context: dict[str, Any] | None) -> Settings:
+def validate_settings(given: dict[str, Any], context: dict[str, Any] | None = None) -> Settings:
+    """Return checked settings. Raises: SettingsError with a sentence for each mistake."""
     try:
         return Settings.model_validate(given, context=context)
     except ValidationError as error:

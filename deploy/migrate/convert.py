@@ -1,0 +1,222 @@
+"""Options of another trainer, by its table, to settings with the reason of each."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+NOT_SAID = (None, "null", "None", "")
+_ALWAYS, _MISSING, _JOINT = "=", "-", "joint"
+_WORDS = {
+    "aggregate": {
+        "token-mean": "token_mean",
+        "seq-mean-token-sum": "seq_mean_token_sum",
+        "seq-mean-token-mean": "seq_mean_token_mean",
+        "seq-mean-token-sum-norm": "seq_sum_norm",
+    },
+    "dtype": {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32", "True": "bfloat16"},
+    "kl_form": {"k1": "k1", "kl": "k1", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"},
+    "schedule": {
+        "constant": "constant",
+        "constant_with_warmup": "constant",
+        "linear": "linear",
+        "cosine": "cosine",
+        "cosine_with_min_lr": "cosine",
+    },
+    "optimizer": {"True": "optimizer", "False": "none"},
+    "ipo": {"True": "ipo", "False": "sigmoid"},
+    "mask": {"True": "mask", "False": "keep"},
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    name: str  # its usual name in the other trainer
+    setting: str  # setting of Sluice; "=": always so; "-": no counterpart
+    conversion: str  # change of the value; of "=" and "-": the reason
+    default: str  # the other trainer's default; of "-": values that mean the same as leaving it out
+
+
+@dataclass
+class Draft:
+    """Settings of the new file, and the options that have none."""
+
+    trainer: str
+    asked: dict[str, str]  # usual name -> value, as text
+    settings: dict[str, tuple[Any, str]] = field(default_factory=dict)  # dotted name -> value, comment
+    always: dict[str, str] = field(default_factory=dict)  # option with its value -> reason
+    missing: dict[str, str] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)  # what to do before the run
+    read: set[str] = field(default_factory=set)  # usual names that joint conversions have used
+
+    def text(self, name: str, default: str = "") -> str:
+        """Return an option's value, or the other trainer's default."""
+        self.read.add(name)
+        value = self.asked.get(name)
+        return default if value in NOT_SAID else str(value)
+
+    def number(self, name: str, default: float = 0) -> Any:
+        """Return an option's number; the default for text, which is listed then."""
+        value = value_of(self.text(name, str(default)))
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+        self.missing[self.label(name)] = f"It is not a number; {default:g} is written"
+        return default
+
+    def is_on(self, name: str, default: bool = False) -> bool:
+        return self.text(name, str(default)).lower() == "true"
+
+    def put(self, setting: str, value: Any, *names: str, why: str = "") -> None:
+        """Write a setting. names: the options that it follows from; why: what differs."""
+        given = [self.label(name) for name in names if name in self.asked]
+        missing = [f"{self.trainer}'s default of {name}" for name in names if name not in self.asked]
+        self.settings[setting] = value, "; ".join([*given, *missing][: len(given) or 1] + [why] * bool(why))
+
+    def lack(self, name: str, reason: str) -> None:
+        """List a given option as one without counterpart."""
+        self.read.add(name)
+        if name in self.asked:
+            self.missing[self.label(name)] = reason
+
+    def label(self, name: str) -> str:
+        value = self.asked.get(name, "")
+        return name if value == "True" else f"{name} {'***' if _is_secret(name, value) else value}"
+
+
+@cache
+def options_of(table: str) -> dict[str, Option]:
+    """Return a table's options by each of their names; "part.*" stands for every name below part."""
+    found: dict[str, Option] = {}
+    for line in Path(__file__).with_name(f"{table}.table").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            names, setting, conversion, default = (*(part.strip() for part in line.split("|")), "")[:4]
+            for name in names.split():
+                found.setdefault(name, Option(names.split()[0], setting, conversion, default))
+    return found
+
+
+def draft_of(trainer: str, table: str, given: Iterable[tuple[str, str]]) -> Draft:
+    """Return the draft with every option that needs no other one; `finish` lists what nothing has used."""
+    options, draft = options_of(table), Draft(trainer, {})
+    for name, value in given:
+        option = options.get(name) or _below(name, options)
+        if option is None:
+            draft.unknown.append(f"{name} {value}")
+            continue
+        usual = name if option.setting in (_ALWAYS, _MISSING) else option.name
+        if option.setting != _ALWAYS and usual in draft.asked and draft.asked[usual] != value:
+            draft.always[draft.label(usual)] = f"It is given twice, and the last value counts: {value}"
+        draft.asked[usual] = value
+    for usual, value in draft.asked.items():
+        _place(draft, usual, options.get(usual) or _below(usual, options), value)
+    for option in {option.name: option for option in options.values()}.values():
+        is_plain = option.setting not in (_ALWAYS, _MISSING) and option.conversion != _JOINT
+        if option.default and is_plain and option.name not in draft.asked:
+            _convert(draft, option, option.default)
+    return draft
+
+
+def finish(draft: Draft, table: str) -> None:
+    """List each option with a setting that no conversion has used."""
+    for usual, value in draft.asked.items():
+        option = options_of(table).get(usual)
+        if option and option.conversion == _JOINT and usual not in draft.read:
+            if value in NOT_SAID:
+                draft.always[draft.label(usual)] = "No value: the setting's default"
+            else:
+                draft.missing[draft.label(usual)] = f"Nearest: {option.setting}"
+
+
+def value_of(text: str) -> Any:
+    """Return a text as number, truth value, list or text.
+
+    Example: "1e-6" -> 1e-06; "0.9 0.95" -> [0.9, 0.95]; "True" -> True
+    """
+    text = text.strip()
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text.replace("_", "") if kind is int else text)
+        except ValueError:
+            continue
+    parts = re.split(r"[,\s]+", text.strip("[]()"))
+    if len(parts) > 1 and all(re.fullmatch(r"[-+]?[\d.]+(e-?\d+)?", part) for part in parts):
+        return [value_of(part) for part in parts]
+    return text
+
+
+def texts_of(text: str) -> list[str]:
+    """Return the texts of a list: [a,b], ['a', 'b'], a,b or a."""
+    parts = re.split(r",\s*|\s+", text.strip().strip("[]()").replace('"', "").replace("'", ""))
+    return [part for part in parts if part]
+
+
+def is_variable(text: str) -> bool:
+    """Return whether a value needs a running shell or Hydra."""
+    return re.search(r"\$[\w({]|`|\?\?\?", text) is not None
+
+
+def _below(name: str, options: dict[str, Option]) -> Option | None:
+    parts = name.split(".")
+    return next(
+        (options[end] for n in range(len(parts) - 1, 0, -1) if (end := ".".join(parts[:n]) + ".*") in options), None
+    )
+
+
+def _place(draft: Draft, name: str, option: Option | None, value: str) -> None:
+    """Convert one option, or list it."""
+    if option is None or option.conversion == _JOINT:
+        return
+    same = [each.lower() for each in option.default.split(",")]
+    if option.setting == _ALWAYS:
+        draft.always[draft.label(name)] = option.conversion
+    elif option.setting == _MISSING and (str(value).lower() in same or value in NOT_SAID):
+        draft.always[draft.label(name)] = "It is turned off, as here"
+    elif option.setting == _MISSING:
+        draft.missing[draft.label(name)] = option.conversion
+    elif value in NOT_SAID:
+        draft.always[draft.label(name)] = "No value: the setting's default"
+    elif is_variable(value):
+        draft.missing[draft.label(name)] = f"The script does not say its value: set {option.setting}"
+    else:
+        _convert(draft, option, value)
+
+
+def _convert(draft: Draft, option: Option, value: str) -> None:
+    kind, _, key = option.conversion.partition(":")
+    converted: Any = value_of(value)
+    why = ""
+    if kind in _WORDS:
+        converted = _WORDS[kind].get(value.replace("true", "True").replace("false", "False"))
+    elif kind == "engine":
+        arguments, _ = draft.settings.get(option.setting, ({}, ""))
+        comment = "; ".join(filter(None, [draft.settings.get(option.setting, ({}, ""))[1], draft.label(option.name)]))
+        draft.settings[option.setting] = {**arguments, key: converted}, comment
+        return
+    elif kind == "never":
+        converted = max(0, converted) if isinstance(converted, int) else converted
+    elif kind == "at_least_2":
+        converted, why = max(2, converted), "two are the least" if converted < 2 else ""
+    elif kind == "name":
+        converted = re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-._")[:180]
+    elif kind == "targets":
+        converted = [] if value in ("all-linear", "all_linear") else texts_of(value)
+    elif kind == "largest":
+        converted = max(map(abs, converted)) if isinstance(converted, list) else converted
+    elif kind == "positive" and (not isinstance(converted, int | float) or converted <= 0):
+        draft.always[draft.label(option.name)] = "Not above 0: the setting's default"
+        return
+    elif kind == "text":
+        converted = value
+    if converted is None:
+        draft.missing[f"{option.name} {value}"] = f"{option.setting} has no such value"
+    else:
+        draft.put(option.setting, converted, option.name, why=why)
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return re.search(r"key$|token$|use_wandb", name) is not None and "_key" not in name and value != "True"

@@ -1,0 +1,178 @@
+"""OpenRLHF's options that change together: PPO and its kin."""
+
+import re
+
+from deploy.migrate.convert import Draft, texts_of
+
+_ADVANTAGES = {
+    "gae": "gae",
+    "reinforce": "reinforce_pp",
+    "reinforce_baseline": "reinforce_pp_baseline",
+    "rloo": "rloo",
+    "group_norm": "grpo",
+    "dr_grpo": "dr_grpo",
+}
+_CORRECTIONS = {"tis": "tis", "icepop": "icepop", "seq-mask-tis": "geo_mask"}
+REWARD_URL = "http://127.0.0.1:9001/score"
+_FILE = re.compile(r"^[./~]|\.(jsonl|json|parquet|csv)$")
+
+
+def convert_rl(draft: Draft) -> None:
+    """Write the settings of an RL command."""
+    _write_batches(draft)
+    _write_lengths(draft)
+    _write_algorithm(draft)
+    _write_placement(draft)
+    _write_rewards(draft)
+    write_data(draft, "data.prompt_dataset", "data.prompt_probs", "data.prompt_split")
+    write_reports(draft)
+    draft.put("data.label_required", bool(draft.asked.get("data.label_key")), "data.label_key")
+    draft.put("policy.old_logprobs", "recompute", why="OpenRLHF recomputes old logprobs")
+
+
+def _write_batches(draft: Draft) -> None:
+    prompts, samples = draft.number("rollout.batch_size", 1024), draft.number("train.batch_size", 128)
+    size = draft.number("rollout.n_samples_per_prompt", 1)
+    per_step = int(prompts * size)
+    updates = max(1, min(int(prompts), round(per_step / max(1, samples))))
+    epochs = draft.number("train.max_epochs", 1)
+    draft.put(
+        "learner.groups_per_step", int(prompts), "rollout.batch_size", why=f"{prompts} prompts, {per_step} samples"
+    )
+    note = "" if updates * samples == per_step else f"; there {per_step / max(1, samples):g}"
+    why = f"{samples} samples an update: {updates} updates a step{note}, {epochs} passes"
+    draft.put("learner.num_mini_batches", updates, "train.batch_size", why=why)
+    if draft.is_on("train.async_enable"):
+        queue = int(draft.number("train.async_queue_size", 1))
+        draft.put(
+            "learner.max_staleness", queue, "train.async_enable", "train.async_queue_size", why="steps, not batches"
+        )
+    else:
+        draft.put("learner.max_staleness", 0, why="no train.async_enable: steps wait for their samples")
+
+
+def _write_lengths(draft: Draft) -> None:
+    prompt, answer = draft.number("prompt_max_len", 1024), draft.number("rollout.max_new_tokens", 1024)
+    whole = int(draft.number("data.max_len", prompt + answer))
+    draft.put("rollout.max_context_tokens", whole, "data.max_len", "prompt_max_len", "rollout.max_new_tokens")
+    if "rollout.max_new_tokens" in draft.asked or "data.max_len" not in draft.asked:
+        draft.put("rollout.max_response_tokens", int(answer), "rollout.max_new_tokens", why="of one turn")
+    else:
+        why = "there an answer has what its prompt leaves; half of data.max_len is kept for it"
+        draft.put("rollout.max_response_tokens", whole // 2, "data.max_len", why=why)
+    if "prompt_max_len" in draft.asked:
+        draft.put("data.max_prompt_tokens", int(prompt), "prompt_max_len")
+
+
+def _write_algorithm(draft: Draft) -> None:
+    name = draft.text("algo.advantage.estimator", "gae")
+    if name in _ADVANTAGES:
+        draft.put("learner.advantage", _ADVANTAGES[name], "algo.advantage.estimator")
+    else:
+        draft.lack("algo.advantage.estimator", "learner.advantage has no such name")
+    bounds = texts_of(draft.text("actor.eps_clip_low_high"))
+    names = ("actor.eps_clip_low_high",) if len(bounds) == 2 else ("actor.eps_clip",)
+    low, high = map(float, bounds) if len(bounds) == 2 else [draft.number("actor.eps_clip", 0.2)] * 2
+    draft.put("learner.clip_low", low, *names)
+    draft.put("learner.clip_high", high, *names)
+    if "actor.dual_clip" not in draft.asked:
+        draft.put("learner.dual_clip", None, "actor.dual_clip", why="off; 3.0 by default here")
+    place = "loss" if draft.is_on("algo.kl.use_loss") else "reward"
+    draft.put("kl.place", place, "algo.kl.use_loss")
+    if place == "loss" and draft.settings["kl.form"][0] == "k1":
+        draft.put("kl.form", "k2", "algo.kl.estimator", why="k1 has no gradient in the loss; k2's is that of its mean")
+    _write_correction(draft)
+    bounds = texts_of(draft.text("algo.dynamic_filtering_range", "0 1"))
+    if draft.is_on("algo.dynamic_filtering_enable") and len(bounds) == 2:
+        draft.put("filter.low", float(bounds[0]), "algo.dynamic_filtering_range")
+        draft.put("filter.high", float(bounds[1]), "algo.dynamic_filtering_range")
+    elif "algo.dynamic_filtering_range" in draft.asked:
+        draft.always[draft.label("algo.dynamic_filtering_range")] = "No filter is on"
+
+
+def _write_correction(draft: Draft) -> None:
+    prefix = "algo.advantage.is_correction_"
+    kind, bounds = draft.text(f"{prefix}type", "tis"), texts_of(draft.text(f"{prefix}threshold", "0.5 5.0"))
+    if not draft.is_on(f"{prefix}enable"):
+        draft.put("learner.correction", "none", f"{prefix}enable")
+    elif kind not in _CORRECTIONS:
+        draft.lack(f"{prefix}type", "learner.correction has no such name")
+    else:
+        draft.put("learner.correction", _CORRECTIONS[kind], f"{prefix}enable", f"{prefix}type")
+        draft.put("learner.correction_low", float(bounds[0]) if len(bounds) > 1 else None, f"{prefix}threshold")
+        draft.put("learner.correction_high", float(bounds[-1]), f"{prefix}threshold")
+
+
+def _write_placement(draft: Draft) -> None:
+    nodes, gpus = int(draft.number("actor.num_nodes", 1)), int(draft.number("actor.num_gpus_per_node", 8))
+    engines, size = int(draft.number("vllm.num_engines", 1)), int(draft.number("vllm.tensor_parallel_size", 1))
+    names = ("actor.num_nodes", "actor.num_gpus_per_node")
+    draft.put("learner.num_ranks", nodes * gpus, *names)
+    draft.put("placement.ranks.nodes", nodes, "actor.num_nodes")
+    draft.put("rollout.num_servers", engines, "vllm.num_engines")
+    if draft.is_on("train.colocate_all") and engines * size == nodes * gpus:
+        draft.put("placement.devices", "shared", "train.colocate_all")
+    elif draft.is_on("train.colocate_all"):
+        why = f"{engines} engines of {size} GPUs do not fill the {nodes * gpus} ranks' GPUs: they get GPUs of their own"
+        draft.put("placement.devices", "split", "train.colocate_all", why=why)
+    else:
+        draft.put("placement.devices", "split", "train.colocate_all")
+
+
+def _write_rewards(draft: Draft) -> None:
+    endpoints = []
+    for number, url in enumerate(texts_of(draft.text("reward.remote_url"))):
+        name = f"reward{number or ''}"
+        if url.endswith(".py"):
+            draft.steps.append(f"sluice serve-reward --function {url} --port {9001 + number}")
+            url = REWARD_URL.replace("9001", str(9001 + number))
+        endpoints.append({"name": name, "url": url})
+    if endpoints:
+        draft.put("rewards.endpoints", endpoints, "reward.remote_url")
+    if model := draft.text("reward.model_name_or_path"):
+        draft.steps.append(f"sluice start --reward-scorer reward_model:{model}")
+        draft.always[draft.label("reward.model_name_or_path")] = "A reward model is a service: see Before the run"
+    if agent := draft.text("train.agent_func_path"):
+        draft.put("rollout.environment", f"openrlhf_agent:{agent}", "train.agent_func_path")
+
+
+def write_data(draft: Draft, names: str, probs: str, split: str) -> None:
+    """Write data.train and data.eval."""
+    paths, shares = texts_of(draft.text(names)), texts_of(draft.text(probs))
+    part = draft.text(split, "train")
+    rows = [data_path(path, part) for path in paths]
+    if len(shares) == len(rows) > 1:
+        mixed = [{"path": path, "weight": float(share)} for path, share in zip(rows, shares, strict=True)]
+        draft.put("data.train", mixed, names, probs)
+    elif rows:
+        draft.put("data.train", rows if len(rows) > 1 else rows[0], names, split)
+    held_out = texts_of(draft.text("eval.dataset"))
+    if held_out:
+        part = draft.text("eval.split", "train")
+        found = [data_path(path, part) for path in held_out]
+        draft.put("data.eval", found if len(found) > 1 else found[0], "eval.dataset")
+    every = draft.number("eval.steps", -1)
+    if held_out and every > 0:
+        draft.put("eval.every_steps", int(every), "eval.steps")
+        draft.put("eval.samples", int(draft.number("eval.n_samples_per_prompt", 4)), "eval.n_samples_per_prompt")
+        draft.lack("eval.temperature", "Samples have rollout.temperature; eval.sets takes a temperature of its own")
+        return
+    for name in ("eval.steps", "eval.n_samples_per_prompt", "eval.temperature", "eval.split"):
+        draft.read.add(name)
+        if name in draft.asked:
+            draft.always[draft.label(name)] = "There is no evaluation"
+
+
+def data_path(path: str, split: str) -> str:
+    """Return a data set's name as data.train takes it."""
+    return path if _FILE.search(path) else f"hf:{path}:{split}"
+
+
+def write_reports(draft: Draft) -> None:
+    """Write Weights & Biases."""
+    project = draft.text("logger.wandb.project", "openrlhf")
+    if draft.text("logger.wandb.key"):
+        draft.put("report.wandb_project", project, "logger.wandb.project")
+        draft.always["logger.wandb.key ***"] = "Export WANDB_API_KEY, or run wandb login"
+    if draft.text("logger.tensorboard_dir"):
+        draft.put("report.tensorboard", True, "logger.tensorboard_dir", why="in the run folder")

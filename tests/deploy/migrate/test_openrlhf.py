@@ -1,0 +1,90 @@
+"""`sluice migrate` on OpenRLHF's RL commands: every option is a line with its reason, or in a list."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.command import run_verb
+from protocol.settings.loader import load_settings
+
+DOTTED = """
+#!/bin/bash
+MODEL=/models/small   # the policy
+GROUP=${GROUP:-4}
+OPTIMIZER=(
+   --actor.adam.lr 5e-7
+   # --critic.adam.lr 1
+)
+ray job submit -- python3 -m openrlhf.cli.train_ppo_ray \\
+   --actor.model_name_or_path $MODEL \\
+   --data.prompt_dataset rows.jsonl --data.label_key answer \\
+   --rollout.batch_size $((8 * 4)) --rollout.n_samples_per_prompt $GROUP --train.batch_size 64 \\
+   --algo.advantage.estimator group_norm --actor.eps_clip_low_high 0.2 0.27 \\
+   --algo.kl.init_coef 0 --ds.packing_samples --actor.num_gpus_per_node 2 \\
+   "${OPTIMIZER[@]}" 2>&1 | tee log
+"""
+FLAT = """
+deepspeed --module openrlhf.cli.train_ppo_ray --pretrain /models/small --prompt_data rows.jsonl --label_key answer \\
+   --rollout_batch_size 32 --n_samples_per_prompt 4 --train_batch_size 64 --advantage_estimator group_norm \\
+   --eps_clip_low_high 0.2 0.27 --init_kl_coef 0 --packing_samples --actor_num_gpus_per_node 2 \\
+   --actor_learning_rate 5e-7
+"""
+
+
+def _migrate(folder: Path, script: str, *options: str) -> tuple[int, str]:
+    """Return the exit status and the settings file."""
+    (folder / "train.sh").write_text(script, encoding="utf-8")
+    status = run_verb(["migrate", str(folder / "train.sh"), "--output", str(folder / "new.yaml"), *options])
+    return status, (folder / "new.yaml").read_text(encoding="utf-8")
+
+
+def test_both_spellings_give_settings_that_a_run_accepts(tmp_path: Path) -> None:
+    written = [_migrate(tmp_path, script) for script in (DOTTED, FLAT)]
+    assert yaml.safe_load(written[0][1]) == yaml.safe_load(written[1][1])
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.policy.model, settings.data.label_key) == ("/models/small", "answer")
+    assert (settings.learner.advantage, settings.learner.clip_high, settings.learner.lr) == ("grpo", 0.27, 5e-7)
+    assert (settings.learner.dual_clip, settings.learner.lr_warmup_ratio) == (None, 0.03)  # OpenRLHF's defaults
+    assert [status for status, _ in written] == [0, 0]
+    assert ["ds.packing_samples: Samples" in text for _, text in written] == [True, False]
+    assert ["#   packing_samples: Samples" in text for _, text in written] == [False, True]
+
+
+def test_sizes_are_converted_and_the_line_says_how(tmp_path: Path) -> None:
+    _, text = _migrate(tmp_path, DOTTED)
+    assert "  groups_per_step: 32  # rollout.batch_size 32; 32 prompts, 128 samples\n" in text
+    assert "  num_mini_batches: 2  # train.batch_size 64; 64 samples an update: 2 updates a step, 1 passes\n" in text
+
+
+def test_unknown_options_are_named_and_fail_until_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = DOTTED.replace("--ds.packing_samples", "--ds.ring_attn_size 2 --ds.zebra 3")
+    status, text = _migrate(tmp_path, script)
+    assert status == 1
+    assert "# Unknown to sluice migrate:\n#   ds.zebra 3\n" in text
+    assert "#   ds.ring_attn_size 2: A sequence stays on one rank\n" in text
+    assert "Not converted: ds.ring_attn_size 2, ds.zebra 3." in capsys.readouterr().err
+    assert _migrate(tmp_path, script, "--accept", "ds.zebra", "ds.ring_attn_size") == (0, text)
+
+
+def test_settings_without_effect_here_are_listed_with_the_reason(tmp_path: Path) -> None:
+    _, text = _migrate(tmp_path, DOTTED.replace("--ds.packing_samples", "--critic.adam.lr 2e-6"))
+    assert "critic" not in yaml.safe_load(text)
+    assert "#   critic.adam.lr 2e-6: critic.lr has no effect: learner.advantage has no critic\n" in text
+
+
+def test_key_of_weights_and_biases_is_not_written(tmp_path: Path) -> None:
+    _, text = _migrate(tmp_path, DOTTED.replace("--ds.packing_samples", "--logger.wandb.key s3cret"))
+    assert "s3cret" not in text
+    assert yaml.safe_load(text)["report"] == {"wandb_project": "openrlhf"}
+
+
+def test_value_that_the_script_does_not_say_is_missing(tmp_path: Path) -> None:
+    _, text = _migrate(tmp_path, DOTTED.replace("MODEL=/models/small", "MODEL=$(find / -name small)"))
+    assert "The script does not say its value: set policy.model" in text
+
+
+def test_file_without_a_command_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.sh").write_text("echo\n", encoding="utf-8")
+    assert run_verb(["migrate", str(tmp_path / "train.sh")]) == 2
+    assert capsys.readouterr().err.startswith(f"migrate: {tmp_path / 'train.sh'} has no command that is known here.")
