@@ -141,6 +141,14 @@ def test_step_that_needs_its_other_groups_is_not_taken_in_parts(sections: dict[s
     assert not PolicyGradient(roles, settings, lambda sums: sums).takes_parts
 
 
+@pytest.mark.parametrize("is_offloaded", [True, False])
+def test_step_with_an_offloaded_reference_is_not_taken_in_parts(is_offloaded: bool) -> None:
+    roles = Roles(cast(Any, TableModel(tables()[0])), reference=cast(Any, object()))
+    given = {"kl": {"coefficient": 0.1}, "reference": {"offload": is_offloaded}}
+    objective = PolicyGradient(roles, Settings.model_validate(given), lambda sums: sums)
+    assert objective.takes_parts != is_offloaded
+
+
 def test_step_with_a_critic_is_not_taken_in_parts() -> None:
     table, values = tables()
     roles = Roles(cast(Any, TableModel(table)), cast(Any, TableCritic(values)))
