@@ -57,12 +57,14 @@ def read(path: Path) -> tuple[Draft, str]:
 
     Raises: SettingsError when the file has no command of a known trainer.
     """
-    text = path.read_text(encoding="utf-8")
-    for match, words in words_after(text, _OPENRLHF):
+    found = words_after(path.read_text(encoding="utf-8"), _OPENRLHF)
+    for place, (match, words) in enumerate(found):
         if match[1] in ("train_ppo_ray", "train_ppo"):
             draft = draft_of("OpenRLHF", "openrlhf_rl", options_in(words))
             convert_rl(draft)
             finish(draft, "openrlhf_rl")
+            for other, _ in found[:place] + found[place + 1 :]:
+                draft.missing[other[1]] = "One command is converted: give this one a file of its own"
             return draft, match[1]
     raise SettingsError(
         f"migrate: {path} has no command that is known here. Give a script with openrlhf.cli.train_ppo_ray."

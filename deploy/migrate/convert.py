@@ -63,7 +63,7 @@ class Draft:
         value = value_of(self.text(name, str(default)))
         if isinstance(value, int | float) and not isinstance(value, bool):
             return value
-        self.missing[self.label(name)] = f"It is not a number; {default:g} is written"
+        self.missing.setdefault(self.label(name), f"It is not a number; {default:g} is written")
         return default
 
     def is_on(self, name: str, default: bool = False) -> bool:
@@ -104,11 +104,16 @@ def draft_of(trainer: str, table: str, given: Iterable[tuple[str, str]]) -> Draf
     for name, value in given:
         option = options.get(name) or _below(name, options)
         if option is None:
-            draft.unknown.append(f"{name} {value}")
+            is_named_secret = re.search(r"key|token|secret|password", name, re.I) is not None
+            draft.unknown.append(f"{name} {'***' if is_named_secret and value != 'True' else value}")
+            continue
+        if option.conversion == _JOINT and is_variable(value):
+            draft.missing[f"{name} {value}"] = f"The script does not say its value: set {option.setting}"
             continue
         usual = name if option.setting in (_ALWAYS, _MISSING) else option.name
         if option.setting != _ALWAYS and usual in draft.asked and draft.asked[usual] != value:
-            draft.always[draft.label(usual)] = f"It is given twice, and the last value counts: {value}"
+            last = "***" if _is_secret(usual, value) else value
+            draft.always[draft.label(usual)] = f"It is given twice, and the last value counts: {last}"
         draft.asked[usual] = value
     for usual, value in draft.asked.items():
         _place(draft, usual, options.get(usual) or _below(usual, options), value)

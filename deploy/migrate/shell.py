@@ -26,13 +26,16 @@ def words_after(script: str, launcher: re.Pattern[str]) -> list[tuple[re.Match[s
     text = re.sub(r"\\[ \t]*\n", " ", "\n".join(map(_without_remark, lines)))
     values = {"HOME": "~"}
     values |= {name: " ".join(words.split("\n")) for name, words in _ARRAY.findall(text)}
-    found = []
+    found, depth = [], 0
     for line in text.splitlines():
+        word = line.strip().partition(" ")[0]
+        depth += (word in ("if", "case")) - (word in ("fi", "esac"))
         if match := launcher.search(line):
             found.append((match, list(_words(line[match.end() :], values))))
         elif (assigned := _ASSIGNMENT.fullmatch(line.strip())) and not assigned[2].startswith("("):
             words = _split(assigned[2])
-            values[assigned[1]] = expand(words[0], values) if words else ""
+            said = expand(words[0], values) if words else ""
+            values[assigned[1]] = f"${{{assigned[1]}}}" if depth > 0 else said  # a branch may not be taken
     return found
 
 

@@ -88,3 +88,34 @@ def test_file_without_a_command_is_refused(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "train.sh").write_text("echo\n", encoding="utf-8")
     assert run_verb(["migrate", str(tmp_path / "train.sh")]) == 2
     assert capsys.readouterr().err.startswith(f"migrate: {tmp_path / 'train.sh'} has no command that is known here.")
+
+
+def test_value_that_only_a_shell_knows_gives_no_endpoint(tmp_path: Path) -> None:
+    script = DOTTED.replace("--ds.packing_samples", '--reward.remote_url "$(cd .. && pwd)/reward.py"')
+    status, text = _migrate(tmp_path, script)
+    assert status == 1
+    assert "endpoints:" not in text
+    assert "Still wrong" not in text
+    assert "The script does not say its value: set rewards.endpoints" in text
+
+
+@pytest.mark.parametrize("options", ["--my_token s3cret", "--logger.wandb.key first --logger.wandb.key s3cret"])
+def test_secrets_under_other_names_and_given_twice_are_not_written(
+    tmp_path: Path, options: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, text = _migrate(tmp_path, DOTTED.replace("--ds.packing_samples", options))
+    assert "s3cret" not in text + capsys.readouterr().err
+    assert "***" in text
+
+
+def test_second_command_of_a_file_is_named(tmp_path: Path) -> None:
+    second = "python -m openrlhf.cli.train_sft --pretrain /models/small\n"
+    assert _migrate(tmp_path, DOTTED + second)[0] == 1
+    assert "#   train_sft: One command is converted" in _migrate(tmp_path, second + DOTTED)[1]
+
+
+def test_variable_that_a_branch_sets_is_not_said(tmp_path: Path) -> None:
+    script = DOTTED.replace("GROUP=${GROUP:-4}", 'if [ -n "$BIG" ]; then\n  GROUP=16\nelse\n  GROUP=4\nfi')
+    status, text = _migrate(tmp_path, script)
+    assert status == 1
+    assert "rollout.n_samples_per_prompt ${GROUP}: The script does not say its value" in text
