@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from protocol.wire import messages as m
 from protocol.wire.codec import encode, seal
-from protocol.wire.trajectory import Trajectory, TrajectoryFacts, VersionSpan
+from protocol.wire.trajectory import TimedCall, Trajectory, TrajectoryFacts, VersionSpan
 from tests.chaos.frames.oracle import INCARNATION, RUN_ID
 
 STAMP: dict[str, Any] = {"run_id": RUN_ID, "incarnation": INCARNATION}
@@ -48,6 +49,7 @@ def random_trajectory(random: Random, version: int = 3, **facts: Any) -> Traject
         "generate_s": random.random(),
         "environment_s": 0.0,
         "reward_s": random.random(),
+        "calls": [TimedCall("turn", "stop", 1.7e9, 1.7e9 + random.random(), 1, num_prompt, 3)] * random.randint(0, 2),
     }
     return Trajectory(
         TrajectoryFacts(**(defaults | facts), num_tokens=n, num_prompt_tokens=num_prompt, version_spans=spans),
@@ -87,7 +89,13 @@ def other_frames(random: Random) -> Frames:
                     generated_tokens=12345,
                     failures={"retriever": count},
                 ),
-                m.NextBatch(**STAMP, step=count, rank=0),
+                m.TokensCounted(
+                    **STAMP,
+                    session="s1-1-a",
+                    num_generated=count,
+                    rows=[m.TokenCount("e0-a", 1, 1, 1, count, random.choice(("", "done", "died")))],
+                ),
+                m.NextBatch(**STAMP, step=count, rank=0, part=random.choice((UNSET, count))),
                 m.StepEnd(**STAMP, step=3, policy_version=3, is_applied=True, detail="", metrics={"policy/loss": 0.5}),
                 m.SaveLedger(**STAMP, path="checkpoints/ledger.sqlite", step=3),
             )

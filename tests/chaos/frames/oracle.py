@@ -13,7 +13,7 @@ import msgpack
 
 Rule = Callable[[Any], bool]
 
-RUN_ID, INCARNATION, SCHEMA = "r1", 1, 6
+RUN_ID, INCARNATION, SCHEMA = "r1", 1, 7
 
 
 def _text(least: int, most: int) -> Rule:
@@ -54,8 +54,26 @@ def _one_of(*values: Any) -> Rule:
     return lambda value: any(type(value) is type(allowed) and value == allowed for allowed in values)
 
 
+def _rows(*rules: Rule) -> Rule:
+    """Lists of at least four values, each by its rule; later ones may be left out."""
+    return lambda value: (
+        type(value) is list
+        and len(value) <= 1024
+        and all(
+            type(row) is list
+            and 4 <= len(row) <= len(rules)
+            and all(rule(part) for rule, part in zip(rules, row, strict=False))
+            for row in value
+        )
+    )
+
+
+def _tokens(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= 2**53
+
+
 def _facts(value: Any) -> bool:
-    given = {"reward_score": None, "reward_logs": {}, **value} if type(value) is dict else {}
+    given = {"reward_score": None, "reward_logs": {}, "calls": [], **value} if type(value) is dict else {}
     return _fits(given, _FACTS)
 
 
@@ -82,6 +100,7 @@ _FACTS: dict[str, Rule] = {
     "generate_s": _seconds,
     "environment_s": _seconds,
     "reward_s": _seconds,
+    "calls": _rows(_one_of("turn", "environment", "tool", "reward"), _name, _seconds, _seconds, _count, _count, _count),
 }
 _STAMP: dict[str, Rule] = {
     "schema": _one_of(SCHEMA),
@@ -114,7 +133,15 @@ _MESSAGES: dict[str, dict[str, Rule]] = {
         "generated_tokens": _count,
         "failures": _table(256, _count),
     },
-    "next": {"step": _count, "rank": _count},
+    "tokens": {
+        "session": _name,
+        "num_generated": _tokens,
+        "rows": _rows(
+            *(_name, _count, _count, _count, _tokens),
+            *(_one_of("", "done", "failed", "stopped", "died"), _count, _count),
+        ),
+    },
+    "next": {"step": _count, "rank": _count, "part": _count},
     "stepped": {
         "step": _count,
         "policy_version": _count,
@@ -125,8 +152,8 @@ _MESSAGES: dict[str, dict[str, Rule]] = {
     "save_ledger": {"path": _text(0, 4096), "step": _count},
 }
 
-# What an older peer leaves out, by message; `request` is left out by all that are no learner ranks.
-_DEFAULTS: dict[str, dict[str, Any]] = {"failed": {"num_model_tokens": 0}}
+# What a peer may leave out, by message; `request` is left out by all that are no learner ranks.
+_DEFAULTS: dict[str, dict[str, Any]] = {"failed": {"num_model_tokens": 0}, "next": {"part": 0}}
 
 
 def is_valid(header: bytes, buffers: list[bytes]) -> bool:

@@ -45,6 +45,7 @@ class ModelEngine(PushedEngine):
         if len(tokens) > sampling.max_tokens:
             tokens, stop_string = tokens[: sampling.max_tokens], None
         self._num_output_tokens += len(tokens)
+        self.on_tokens(request_id, len(tokens))
         return Generation(
             tokens=tokens,
             logprobs=self._logprobs([*prompt_tokens, *tokens], sampling.temperature)[-len(tokens) :],
