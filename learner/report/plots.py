@@ -130,8 +130,12 @@ def at_evaluated_steps(lines: Sequence[Line]) -> list[dict[str, float]]:
     """Return the lines with each evaluation's figures at the step that it evaluated; a later step's line has them."""
     points: dict[float, dict[str, float]] = {}
     for line in lines:
+        here, there = line["step"], line.get("eval/step", line["step"])
+        if there == here:
+            points.setdefault(here, {}).update(line)
+            continue
         for key, value in line.items():
-            step = line.get("eval/step", line["step"]) if key.startswith("eval/") else line["step"]
+            step = there if key.startswith("eval/") else here
             points.setdefault(step, {"step": step})[key] = value
     return [points[step] for step in sorted(points)]
 
@@ -227,7 +231,9 @@ def compared_plots(runs: Mapping[str, Sequence[Line]]) -> list[Plot]:
 
 def thin(lines: Sequence[Line]) -> list[dict[str, float]]:
     """Return at most 1,000 lines: each is the mean of neighbouring lines, at the last one's step."""
-    size = max(1, -(-len(lines) // _MAX_POINTS))
+    if len(lines) <= _MAX_POINTS:
+        return [dict(line) for line in lines]
+    size = -(-len(lines) // _MAX_POINTS)
     points = []
     for first in range(0, len(lines), size):
         run = lines[first : first + size]

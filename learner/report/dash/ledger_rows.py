@@ -17,7 +17,7 @@ from typing import Any
 from learner.disk.run_folder import TOKENS, read_only_uri
 from learner.disk.token_books import TOTALS, attach_books
 
-_NEWEST = 20_000  # trajectories behind the live figures
+_NEWEST = 4_000  # trajectories behind the live figures
 _RATE_S = 60.0
 MOST_COUNTED = 1_000  # trajectories behind the first listed one: a count of all reads the whole ledger
 _UNFINISHED = "state NOT IN ('trained', 'skipped')"  # word for word as in the ledger's partial index
@@ -128,18 +128,22 @@ class LedgerRows:
         return float(row[0] or 0.0)
 
     def live(self) -> dict[str, Any]:
-        """Return prompts by state, and of the newest trajectories the staleness and each server's load."""
+        """Return prompts by state, and of the newest trajectories the staleness and each server's load.
+
+        tokens_per_s: over a minute, or less where the newest trajectories came in less.
+        """
         newest = f"trajectories WHERE rowid > (SELECT MAX(rowid) FROM trajectories) - {_NEWEST}"
         with closing(self._connect()) as db:
             states = dict(db.execute(f"SELECT state, COUNT(*) FROM prompts WHERE {_UNFINISHED} GROUP BY state"))
             (prompts,) = db.execute("SELECT COUNT(*) FROM prompts").fetchone()
-            (latest,) = db.execute(f"SELECT MAX(received_at) FROM {newest}").fetchone()
+            first, latest = db.execute(f"SELECT MIN(received_at), MAX(received_at) FROM {newest}").fetchone()
+            since = max(first or 0.0, (latest or 0.0) - _RATE_S)
             servers = _dicts(
                 db,
                 "SELECT server, MAX(newest_version) AS version, MAX(received_at) AS heard_at, COUNT(*) AS samples, "
-                f"SUM(CASE WHEN received_at > ? THEN num_model_tokens ELSE 0 END) / {_RATE_S} AS tokens_per_s "
+                "SUM(CASE WHEN received_at > ? THEN num_model_tokens ELSE 0 END) / ? AS tokens_per_s "
                 f"FROM {newest} GROUP BY server ORDER BY server",
-                [(latest or 0.0) - _RATE_S],
+                [since, max(1.0, (latest or 0.0) - since)],
             )
             staleness = db.execute(
                 f"SELECT staleness, COUNT(*) FROM {newest} AND staleness IS NOT NULL AND kind = 'train' GROUP BY 1"

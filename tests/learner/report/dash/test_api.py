@@ -34,6 +34,16 @@ _STATUS = RunStatus(
 )
 
 
+def test_rates_of_servers_are_over_the_time_of_the_newest_trajectories(page: Page, folder: Path) -> None:
+    with sqlite3.connect(folder / "one" / "ledger.sqlite") as db:
+        (count,) = db.execute("SELECT COUNT(*) FROM trajectories").fetchone()
+        # One each half second: all are within a minute of the newest.
+        db.execute("UPDATE trajectories SET received_at = 1e9 + 0.5 * rowid, num_model_tokens = 10")
+    rates = [each["tokens_per_s"] for each in page.get("live", run="one")["servers"]]
+    assert 0.5 * count < 60.0
+    assert abs(sum(rates) - 20.0) < 1e-9  # every row after the first one, over the time since then
+
+
 def test_list_and_live_figures_are_those_of_the_files(page: Page, folder: Path) -> None:
     (run,) = page.get("runs")
     last = json.loads((folder / "one" / "metrics.jsonl").read_text().splitlines()[-1])
