@@ -1,14 +1,13 @@
 """Options of another trainer, by its table, to settings with the reason of each."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
+from protocol.settings.elsewhere import ALWAYS, JOINT, MISSING, Option, option_named, options_of
+
 NOT_SAID = (None, "null", "None", "")
-_ALWAYS, _MISSING, _JOINT = "=", "-", "joint"
 _WORDS = {
     "aggregate": {
         "token-mean": "token_mean",
@@ -31,20 +30,13 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True)
-class Option:
-    name: str  # its usual name in the other trainer
-    setting: str  # setting of Sluice; "=": always so; "-": no counterpart
-    conversion: str  # change of the value; of "=" and "-": the reason
-    default: str  # the other trainer's default; of "-": values that mean the same as leaving it out
-
-
 @dataclass
 class Draft:
     """Settings of the new file, and the options that have none."""
 
     trainer: str
-    asked: dict[str, str]  # usual name -> value, as text
+    options: dict[str, Option]  # the trainer's table, by name
+    asked: dict[str, str] = field(default_factory=dict)  # usual name -> value, as text
     settings: dict[str, tuple[Any, str]] = field(default_factory=dict)  # dotted name -> value, comment
     always: dict[str, str] = field(default_factory=dict)  # option with its value -> reason
     missing: dict[str, str] = field(default_factory=dict)
@@ -86,49 +78,43 @@ class Draft:
         return name if value == "True" else f"{name} {'***' if _is_secret(name, value) else value}"
 
 
-@cache
-def options_of(table: str) -> dict[str, Option]:
-    """Return a table's options by each of their names; "part.*" stands for every name below part."""
-    found: dict[str, Option] = {}
-    for line in Path(__file__).with_name(f"{table}.table").read_text(encoding="utf-8").splitlines():
-        if line and not line.startswith("#"):
-            names, setting, conversion, default = (*(part.strip() for part in line.split("|")), "")[:4]
-            for name in names.split():
-                found.setdefault(name, Option(names.split()[0], setting, conversion, default))
-    return found
-
-
-def draft_of(trainer: str, table: str, given: Iterable[tuple[str, str]]) -> Draft:
+def draft_of(trainer: str, tables: Sequence[str], given: Iterable[tuple[str, str]]) -> Draft:
     """Return the draft with every option that needs no other one; `finish` lists what nothing has used."""
-    options, draft = options_of(table), Draft(trainer, {})
+    draft = Draft(trainer, options_of(*tables))
     for name, value in given:
-        option = options.get(name) or _below(name, options)
+        option = option_named(name, draft.options)
         if option is None:
             is_named_secret = re.search(r"key|token|secret|password", name, re.I) is not None
             draft.unknown.append(f"{name} {'***' if is_named_secret and value != 'True' else value}")
             continue
-        if option.conversion == _JOINT and is_variable(value):
+        if option.conversion == JOINT and is_variable(value):
             draft.missing[f"{name} {value}"] = f"The script does not say its value: set {option.setting}"
             continue
-        usual = name if option.setting in (_ALWAYS, _MISSING) else option.name
-        if option.setting != _ALWAYS and usual in draft.asked and draft.asked[usual] != value:
+        usual = option.name if option.is_setting and not option.name.endswith("*") else name
+        if option.setting != ALWAYS and usual in draft.asked and draft.asked[usual] != value:
             last = "***" if _is_secret(usual, value) else value
             draft.always[draft.label(usual)] = f"It is given twice, and the last value counts: {last}"
         draft.asked[usual] = value
     for usual, value in draft.asked.items():
-        _place(draft, usual, options.get(usual) or _below(usual, options), value)
-    for option in {option.name: option for option in options.values()}.values():
-        is_plain = option.setting not in (_ALWAYS, _MISSING) and option.conversion != _JOINT
-        if option.default and is_plain and option.name not in draft.asked:
-            _convert(draft, option, option.default)
+        _place(draft, usual, option_named(usual, draft.options), value)
+    for name, option in draft.options.items():
+        is_plain = name == option.name and option.is_setting and option.conversion != JOINT
+        if is_plain and option.default and option.setting not in draft.settings:
+            if option.default == "null":
+                draft.put(option.setting, None, name)
+            else:
+                _convert(draft, name, option, option.default)
     return draft
 
 
-def finish(draft: Draft, table: str) -> None:
-    """List each option with a setting that no conversion has used."""
+def finish(draft: Draft) -> None:
+    """List each option with a setting that no conversion has used, and keep filters of tokens out of training."""
+    filters = {"sampling.top_p": 1, "sampling.top_k": 0, "sampling.min_p": 0}
+    if any(draft.settings.get(name, (off, ""))[0] not in (off, -1) for name, off in filters.items()):
+        draft.put("sampling.only_eval", True, why="training samples from the policy's own distribution")
     for usual, value in draft.asked.items():
-        option = options_of(table).get(usual)
-        if option and option.conversion == _JOINT and usual not in draft.read:
+        option = draft.options.get(usual)
+        if option and option.conversion == JOINT and usual not in draft.read:
             if value in NOT_SAID:
                 draft.always[draft.label(usual)] = "No value: the setting's default"
             else:
@@ -165,42 +151,34 @@ def is_variable(text: str) -> bool:
     return re.search(r"\$[\w({]|`|\?\?\?", text) is not None
 
 
-def _below(name: str, options: dict[str, Option]) -> Option | None:
-    parts = name.split(".")
-    return next(
-        (options[end] for n in range(len(parts) - 1, 0, -1) if (end := ".".join(parts[:n]) + ".*") in options), None
-    )
-
-
 def _place(draft: Draft, name: str, option: Option | None, value: str) -> None:
     """Convert one option, or list it."""
-    if option is None or option.conversion == _JOINT:
+    if option is None or option.conversion == JOINT:
         return
     same = [each.lower() for each in option.default.split(",")]
-    if option.setting == _ALWAYS:
+    if option.setting == ALWAYS:
         draft.always[draft.label(name)] = option.conversion
-    elif option.setting == _MISSING and (str(value).lower() in same or value in NOT_SAID):
-        draft.always[draft.label(name)] = "It is turned off, as here"
-    elif option.setting == _MISSING:
+    elif option.setting == MISSING and (str(value).lower() in same or value in NOT_SAID):
+        draft.always[draft.label(name)] = "It means the same as leaving it out"
+    elif option.setting == MISSING:
         draft.missing[draft.label(name)] = option.conversion
     elif value in NOT_SAID:
         draft.always[draft.label(name)] = "No value: the setting's default"
     elif is_variable(value):
         draft.missing[draft.label(name)] = f"The script does not say its value: set {option.setting}"
     else:
-        _convert(draft, option, value)
+        _convert(draft, name, option, value)
 
 
-def _convert(draft: Draft, option: Option, value: str) -> None:
+def _convert(draft: Draft, name: str, option: Option, value: str) -> None:
+    """Write an option's setting. name: the option's usual name, or its whole name below a "part.*"."""
     kind, _, key = option.conversion.partition(":")
     converted: Any = value_of(value)
     why = ""
     if kind in _WORDS:
         converted = _WORDS[kind].get(value.replace("true", "True").replace("false", "False"))
     elif kind == "engine":
-        arguments, _ = draft.settings.get(option.setting, ({}, ""))
-        comment = "; ".join(filter(None, [draft.settings.get(option.setting, ({}, ""))[1], draft.label(option.name)]))
-        draft.settings[option.setting] = {**arguments, key: converted}, comment
+        _put_engine_argument(draft, name, option, key or name.removeprefix(option.name[:-1]), converted)
         return
     elif kind == "never":
         converted = max(0, converted) if isinstance(converted, int) else converted
@@ -213,14 +191,29 @@ def _convert(draft: Draft, option: Option, value: str) -> None:
     elif kind == "largest":
         converted = max(map(abs, converted)) if isinstance(converted, list) else converted
     elif kind == "positive" and (not isinstance(converted, int | float) or converted <= 0):
-        draft.always[draft.label(option.name)] = "Not above 0: the setting's default"
+        draft.always[draft.label(name)] = "Not above 0: the setting's default"
         return
+    elif kind == "filter":
+        converted = max(1, converted - 1) if converted > 0 else 0
     elif kind == "text":
         converted = value
+    elif kind not in ("", "positive"):
+        raise KeyError(kind)
     if converted is None:
-        draft.missing[f"{option.name} {value}"] = f"{option.setting} has no such value"
+        draft.missing[f"{name} {value}"] = f"{option.setting} has no such value"
     else:
-        draft.put(option.setting, converted, option.name, why=why)
+        draft.put(option.setting, converted, name, why=why)
+
+
+def _put_engine_argument(draft: Draft, name: str, option: Option, key: str, value: Any) -> None:
+    """Add one argument of vLLM to rollout.engine_args; "config.mode" is below config."""
+    arguments, comment = draft.settings.get(option.setting, ({}, ""))
+    *parents, last = key.split(".")
+    below = arguments
+    for parent in parents:
+        below = below.setdefault(parent, {})
+    below[last] = value
+    draft.settings[option.setting] = arguments, "; ".join(filter(None, [comment, draft.label(name)]))
 
 
 def _is_secret(name: str, value: str) -> bool:

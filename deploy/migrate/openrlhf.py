@@ -1,8 +1,16 @@
-"""OpenRLHF's options that change together: PPO and its kin."""
-
-import re
+"""OpenRLHF's options that change together: PPO and its kin, and training on rows."""
 
 from deploy.migrate.convert import Draft, texts_of
+from deploy.migrate.joint import (
+    data_path,
+    put_data,
+    put_launched_ranks,
+    put_no_evaluation,
+    put_ranks,
+    put_reward_model,
+    put_rewards,
+    put_step,
+)
 
 _ADVANTAGES = {
     "gae": "gae",
@@ -13,8 +21,6 @@ _ADVANTAGES = {
     "dr_grpo": "dr_grpo",
 }
 _CORRECTIONS = {"tis": "tis", "icepop": "icepop", "seq-mask-tis": "geo_mask"}
-REWARD_URL = "http://127.0.0.1:9001/score"
-_FILE = re.compile(r"^[./~]|\.(jsonl|json|parquet|csv)$")
 
 
 def convert_rl(draft: Draft) -> None:
@@ -24,29 +30,39 @@ def convert_rl(draft: Draft) -> None:
     _write_algorithm(draft)
     _write_placement(draft)
     _write_rewards(draft)
-    write_data(draft, "data.prompt_dataset", "data.prompt_probs", "data.prompt_split")
-    write_reports(draft)
+    _write_data(draft, "data.prompt_dataset", "data.prompt_probs", "data.prompt_split")
+    every = draft.number("eval.steps", -1)
+    if "data.eval" in draft.settings and every > 0:
+        draft.put("eval.samples", int(draft.number("eval.n_samples_per_prompt", 4)), "eval.n_samples_per_prompt")
+        draft.lack("eval.temperature", "Samples have rollout.temperature; eval.sets takes a temperature of its own")
+    _write_reports(draft)
     draft.put("data.label_required", bool(draft.asked.get("data.label_key")), "data.label_key")
     draft.put("policy.old_logprobs", "recompute", why="OpenRLHF recomputes old logprobs")
 
 
+def convert_rows(draft: Draft, objective: str, lr: float, epochs: int, length: int) -> None:
+    """Write the settings of a command that trains on rows; lr, epochs and length are the command's defaults."""
+    draft.put("objective", objective)
+    put_launched_ranks(draft, "num_machines", "num_processes")
+    defaults = {"learner.lr": ("actor.adam.lr", lr), "run.max_epochs": ("train.max_epochs", epochs)}
+    defaults["rollout.max_context_tokens"] = ("data.max_len", length)
+    if objective == "kto":
+        defaults["preference.beta"] = ("model.beta", 0.01)
+    for setting, (name, value) in defaults.items():
+        if setting not in draft.settings:
+            draft.put(setting, value, name)
+    _write_data(draft, "data.dataset", "data.dataset_probs", "data.dataset_split")
+    _write_reports(draft)
+
+
 def _write_batches(draft: Draft) -> None:
-    prompts, samples = draft.number("rollout.batch_size", 1024), draft.number("train.batch_size", 128)
-    size = draft.number("rollout.n_samples_per_prompt", 1)
-    per_step = int(prompts * size)
-    updates = max(1, min(int(prompts), round(per_step / max(1, samples))))
-    epochs = draft.number("train.max_epochs", 1)
-    draft.put(
-        "learner.groups_per_step", int(prompts), "rollout.batch_size", why=f"{prompts} prompts, {per_step} samples"
-    )
-    note = "" if updates * samples == per_step else f"; there {per_step / max(1, samples):g}"
-    why = f"{samples} samples an update: {updates} updates a step{note}, {epochs} passes"
-    draft.put("learner.num_mini_batches", updates, "train.batch_size", why=why)
+    prompts, samples = int(draft.number("rollout.batch_size", 1024)), int(draft.number("train.batch_size", 128))
+    size, epochs = int(draft.number("rollout.n_samples_per_prompt", 1)), int(draft.number("train.max_epochs", 1))
+    put_step(draft, prompts, size, samples, "rollout.batch_size", "train.batch_size", epochs)
     if draft.is_on("train.async_enable"):
         queue = int(draft.number("train.async_queue_size", 1))
-        draft.put(
-            "learner.max_staleness", queue, "train.async_enable", "train.async_queue_size", why="steps, not batches"
-        )
+        names = ("train.async_enable", "train.async_queue_size")
+        draft.put("learner.max_staleness", queue, *names, why="steps, not batches")
     else:
         draft.put("learner.max_staleness", 0, why="no train.async_enable: steps wait for their samples")
 
@@ -75,8 +91,6 @@ def _write_algorithm(draft: Draft) -> None:
     low, high = map(float, bounds) if len(bounds) == 2 else [draft.number("actor.eps_clip", 0.2)] * 2
     draft.put("learner.clip_low", low, *names)
     draft.put("learner.clip_high", high, *names)
-    if "actor.dual_clip" not in draft.asked:
-        draft.put("learner.dual_clip", None, "actor.dual_clip", why="off; 3.0 by default here")
     place = "loss" if draft.is_on("algo.kl.use_loss") else "reward"
     draft.put("kl.place", place, "algo.kl.use_loss")
     if place == "loss" and draft.settings["kl.form"][0] == "k1":
@@ -107,8 +121,7 @@ def _write_placement(draft: Draft) -> None:
     nodes, gpus = int(draft.number("actor.num_nodes", 1)), int(draft.number("actor.num_gpus_per_node", 8))
     engines, size = int(draft.number("vllm.num_engines", 1)), int(draft.number("vllm.tensor_parallel_size", 1))
     names = ("actor.num_nodes", "actor.num_gpus_per_node")
-    draft.put("learner.num_ranks", nodes * gpus, *names)
-    draft.put("placement.ranks.nodes", nodes, "actor.num_nodes")
+    put_ranks(draft, nodes, gpus, *names)
     draft.put("rollout.num_servers", engines, "vllm.num_engines")
     if draft.is_on("train.colocate_all") and engines * size == nodes * gpus:
         draft.put("placement.devices", "shared", "train.colocate_all")
@@ -120,55 +133,32 @@ def _write_placement(draft: Draft) -> None:
 
 
 def _write_rewards(draft: Draft) -> None:
-    endpoints = []
-    for number, url in enumerate(texts_of(draft.text("reward.remote_url"))):
-        name = f"reward{number or ''}"
-        if url.endswith(".py"):
-            draft.steps.append(f"sluice serve-reward --function {url} --port {9001 + number}")
-            url = REWARD_URL.replace("9001", str(9001 + number))
-        endpoints.append({"name": name, "url": url})
-    if endpoints:
-        draft.put("rewards.endpoints", endpoints, "reward.remote_url")
+    put_rewards(draft, texts_of(draft.text("reward.remote_url")), (), "reward.remote_url")
     if model := draft.text("reward.model_name_or_path"):
-        draft.steps.append(f"sluice start --reward-scorer reward_model:{model}")
-        draft.always[draft.label("reward.model_name_or_path")] = "A reward model is a service: see Before the run"
+        put_reward_model(draft, model, "reward.model_name_or_path")
     if agent := draft.text("train.agent_func_path"):
         draft.put("rollout.environment", f"openrlhf_agent:{agent}", "train.agent_func_path")
 
 
-def write_data(draft: Draft, names: str, probs: str, split: str) -> None:
-    """Write data.train and data.eval."""
+def _write_data(draft: Draft, names: str, probs: str, split: str) -> None:
+    """Write data.train, data.eval and the cadence of evaluations."""
     paths, shares = texts_of(draft.text(names)), texts_of(draft.text(probs))
-    part = draft.text(split, "train")
-    rows = [data_path(path, part) for path in paths]
+    rows = [data_path(path, draft.text(split, "train")) for path in paths]
     if len(shares) == len(rows) > 1:
         mixed = [{"path": path, "weight": float(share)} for path, share in zip(rows, shares, strict=True)]
         draft.put("data.train", mixed, names, probs)
-    elif rows:
-        draft.put("data.train", rows if len(rows) > 1 else rows[0], names, split)
-    held_out = texts_of(draft.text("eval.dataset"))
-    if held_out:
-        part = draft.text("eval.split", "train")
-        found = [data_path(path, part) for path in held_out]
-        draft.put("data.eval", found if len(found) > 1 else found[0], "eval.dataset")
+    else:
+        put_data(draft, "data.train", rows, names, split)
+    held_out = [data_path(path, draft.text("eval.split", "train")) for path in texts_of(draft.text("eval.dataset"))]
+    put_data(draft, "data.eval", held_out, "eval.dataset")
     every = draft.number("eval.steps", -1)
     if held_out and every > 0:
         draft.put("eval.every_steps", int(every), "eval.steps")
-        draft.put("eval.samples", int(draft.number("eval.n_samples_per_prompt", 4)), "eval.n_samples_per_prompt")
-        draft.lack("eval.temperature", "Samples have rollout.temperature; eval.sets takes a temperature of its own")
-        return
-    for name in ("eval.steps", "eval.n_samples_per_prompt", "eval.temperature", "eval.split"):
-        draft.read.add(name)
-        if name in draft.asked:
-            draft.always[draft.label(name)] = "There is no evaluation"
+    else:
+        put_no_evaluation(draft, "eval.steps", "eval.n_samples_per_prompt", "eval.temperature", "eval.split")
 
 
-def data_path(path: str, split: str) -> str:
-    """Return a data set's name as data.train takes it."""
-    return path if _FILE.search(path) else f"hf:{path}:{split}"
-
-
-def write_reports(draft: Draft) -> None:
+def _write_reports(draft: Draft) -> None:
     """Write Weights & Biases."""
     project = draft.text("logger.wandb.project", "openrlhf")
     if draft.text("logger.wandb.key"):

@@ -8,6 +8,7 @@ import re
 import shlex
 
 _ARRAY = re.compile(r"^[ \t]*(\w+)\+?=\(((?:[^()]|\$\([^()]*\)|\$\(\([^()]*\)\))*)\)", re.M)
+_QUOTED = re.compile(r"""^[ \t]*\w+=(["'])[^"']*\1""", re.M)
 _ASSIGNMENT = re.compile(r"(?:(?:export|readonly|local|declare(?: -\w)?)\s+)?([A-Za-z_]\w*)=(.*)")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[@\]|:?[-=]([^{}]*))?\}|(\w+))")
 _END = re.compile(r"(\||&|&&|;|\|\||\d?>.*|&>.*)$")
@@ -20,22 +21,26 @@ _OPERATORS = {
 }
 
 
-def words_after(script: str, launcher: re.Pattern[str]) -> list[tuple[re.Match[str], list[str]]]:
-    """Return each command that a script starts: the launcher's match, and the words after it."""
+def words_after(script: str, launcher: re.Pattern[str]) -> list[tuple[re.Match[str], str, list[str]]]:
+    """Return each command that a script starts: the launcher's match, the text before it and the words after it."""
     lines = [line for line in script.splitlines() if not re.match(r"\s*#", line)]
     text = re.sub(r"\\[ \t]*\n", " ", "\n".join(map(_without_remark, lines)))
-    values = {"HOME": "~"}
+    text = _QUOTED.sub(lambda match: match[0].replace("\n", " "), text)
+    values = {"HOME": "~", "PWD": "."}
     values |= {name: " ".join(words.split("\n")) for name, words in _ARRAY.findall(text)}
     found, depth = [], 0
     for line in text.splitlines():
         word = line.strip().partition(" ")[0]
         depth += (word in ("if", "case")) - (word in ("fi", "esac"))
-        if match := launcher.search(line):
-            found.append((match, list(_words(line[match.end() :], values))))
-        elif (assigned := _ASSIGNMENT.fullmatch(line.strip())) and not assigned[2].startswith("("):
-            words = _split(assigned[2])
+        assigned = _ASSIGNMENT.fullmatch(line.strip())
+        if assigned and not assigned[2].startswith("(") and len(words := _split(assigned[2])) < 2:
             said = expand(words[0], values) if words else ""
             values[assigned[1]] = f"${{{assigned[1]}}}" if depth > 0 else said  # a branch may not be taken
+            continue
+        if not launcher.search(line):
+            line = expand(line, values)
+        if match := launcher.search(line):
+            found.append((match, line[: match.start()], list(_words(line[match.end() :], values))))
     return found
 
 
@@ -44,9 +49,10 @@ def expand(word: str, values: dict[str, str]) -> str:
 
     Example: "${BATCH:-64}" with {} -> "64"
     """
+    word = word.replace("$(pwd)", ".")
     for _ in range(8):  # a default may hold a variable
         expanded = _VARIABLE.sub(lambda match: _value(match, values), word)
-        expanded = re.sub(r"\$\(\((.+?)\)\)", lambda match: _number(match, values), expanded)
+        expanded = re.sub(r"\$\(\((.+?)\)\)(?!\))", lambda match: _number(match, values), expanded)
         if expanded == word:
             break
         word = expanded
@@ -89,7 +95,7 @@ def _words(text: str, values: dict[str, str]) -> list[str]:
 
 def _split(text: str) -> list[str]:
     """Return the words of a line; a quote that began before the line ends it."""
-    text = re.sub(r"\$\(\(?[^()]*\)?\)", lambda match: match[0].replace(" ", "\u00a0"), text)
+    text = re.sub(r"\$\(\(.+?\)\)(?!\))|\$\([^()]*\)", lambda match: match[0].replace(" ", "\u00a0"), text)
     for _ in range(3):
         try:
             return shlex.split(text)

@@ -24,7 +24,8 @@ def check(draft: Draft) -> str:
             if match is None or match[1] not in draft.settings:
                 return str(error)
             _, comment = draft.settings.pop(match[1])
-            draft.always[comment or match[1]] = f"{match[1]} has no effect: {match[2].partition('. ')[0]}"
+            if not comment.startswith(f"{draft.trainer}'s default"):
+                draft.always[comment or match[1]] = f"{match[1]} has no effect: {match[2].partition('. ')[0]}"
         else:
             break
     return ""

@@ -54,7 +54,7 @@ def test_both_spellings_give_settings_that_a_run_accepts(tmp_path: Path) -> None
 def test_sizes_are_converted_and_the_line_says_how(tmp_path: Path) -> None:
     _, text = _migrate(tmp_path, DOTTED)
     assert "  groups_per_step: 32  # rollout.batch_size 32; 32 prompts, 128 samples\n" in text
-    assert "  num_mini_batches: 2  # train.batch_size 64; 64 samples an update: 2 updates a step, 1 passes\n" in text
+    assert "  num_mini_batches: 2  # train.batch_size 64; 64 samples an update; updates a step: 2, passes: 1\n" in text
 
 
 def test_unknown_options_are_named_and_fail_until_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +111,23 @@ def test_secrets_under_other_names_and_given_twice_are_not_written(
 def test_second_command_of_a_file_is_named(tmp_path: Path) -> None:
     second = "python -m openrlhf.cli.train_sft --pretrain /models/small\n"
     assert _migrate(tmp_path, DOTTED + second)[0] == 1
-    assert "#   train_sft: One command is converted" in _migrate(tmp_path, second + DOTTED)[1]
+    assert "#   train_ppo_ray: One command is converted" in _migrate(tmp_path, second + DOTTED)[1]
+
+
+def test_command_on_rows_has_the_defaults_of_its_trainer(tmp_path: Path) -> None:
+    options = (
+        "--model.model_name_or_path /models/small --data.dataset pairs.jsonl --train.batch_size 64 --model.ipo_enable"
+    )
+    status, _ = _migrate(tmp_path, f"deepspeed --num_gpus 4 --module openrlhf.cli.train_dpo {options}\n")
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (status, settings.objective, settings.data.train, settings.preference.loss) == (
+        0,
+        "dpo",
+        "pairs.jsonl",
+        "ipo",
+    )
+    assert (settings.learner.num_ranks, settings.learner.groups_per_step, settings.learner.lr) == (4, 64, 1e-5)
+    assert (settings.run.max_epochs, settings.rollout.max_context_tokens) == (1, 512)
 
 
 def test_variable_that_a_branch_sets_is_not_said(tmp_path: Path) -> None:

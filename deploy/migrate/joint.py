@@ -1,0 +1,75 @@
+"""Settings that follow from several options together: sizes of a step, data, ranks, reward services."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from deploy.migrate.convert import Draft
+
+_FILE = re.compile(r"^[./~]|\.(jsonl|json|parquet|csv)$")
+_URL = "http://127.0.0.1:{}/score"
+
+
+def put_step(draft: Draft, prompts: int, size: int, samples: float, step: str, update: str, epochs: int = 1) -> None:
+    """Write the prompts of a step and its number of updates.
+
+    size: samples of a prompt; samples: those of one update; step and update: the options of both sizes.
+    """
+    updates = max(1, min(prompts, round(prompts * size / max(1, samples))))
+    draft.put("learner.groups_per_step", prompts, step, why=f"{prompts} prompts, {prompts * size} samples")
+    exact = prompts * size / max(1, samples)
+    note = "" if updates == exact else f" (there {exact:g})"
+    why = f"{samples:g} samples an update; updates a step: {updates}{note}, passes: {epochs}"
+    draft.put("learner.num_mini_batches", updates, update, why=why)
+
+
+def put_ranks(draft: Draft, nodes: int, gpus: int, *names: str) -> None:
+    """Write the number of ranks. names: options of the nodes, and of the GPUs of a node."""
+    draft.put("learner.num_ranks", nodes * gpus, *names)
+    draft.put("placement.ranks.nodes", nodes, names[0])
+
+
+def put_launched_ranks(draft: Draft, machines: str, processes: str) -> None:
+    """Write the ranks that a launcher starts: on each machine the number of processes, if it is said."""
+    put_ranks(draft, int(draft.number(machines, 1)), int(draft.number(processes, 1)), machines, processes)
+    if processes not in draft.asked:
+        draft.put("learner.num_ranks", draft.settings["learner.num_ranks"][0], why="the command does not say the GPUs")
+
+
+def put_data(draft: Draft, setting: str, paths: Sequence[Any], *names: str, why: str = "") -> None:
+    """Write one or several entries of data.train or data.eval."""
+    if paths:
+        draft.put(setting, list(paths) if len(paths) > 1 else paths[0], *names, why=why)
+
+
+def put_no_evaluation(draft: Draft, *names: str) -> None:
+    """List the given options of evaluations."""
+    for name in names:
+        draft.read.add(name)
+        if name in draft.asked:
+            draft.always[draft.label(name)] = "There is no evaluation"
+
+
+def put_rewards(draft: Draft, sources: Sequence[str], weights: Sequence[float], *names: str) -> None:
+    """Write rewards.endpoints. sources: URLs, or FILE.py[:NAME] with a function to serve."""
+    endpoints: list[dict[str, Any]] = []
+    for number, source in enumerate(sources):
+        url = source
+        if not source.startswith("http"):
+            url = _URL.format(9001 + number)
+            draft.steps.append(f"sluice serve-reward --function {source} --port {9001 + number}")
+        endpoint = {"name": f"reward{number or ''}", "url": url}
+        endpoints.append(endpoint | ({"weight": weights[number]} if len(weights) == len(sources) else {}))
+    if endpoints:
+        draft.put("rewards.endpoints", endpoints, *names)
+
+
+def put_reward_model(draft: Draft, model: str, name: str) -> None:
+    """List the command that serves a reward model."""
+    draft.steps.append(f"sluice start --reward-scorer reward_model:{model}")
+    draft.always[draft.label(name)] = "A reward model is a service: see Before the run"
+
+
+def data_path(path: str, split: str) -> str:
+    """Return a data set's name as data.train takes it."""
+    return path if _FILE.search(path) else f"hf:{path}:{split}"

@@ -1,0 +1,327 @@
+"""verl's and Search-R1's options that change together, and verl's fine-tuning."""
+
+import math
+import re
+
+from deploy.migrate.convert import Draft, texts_of
+from deploy.migrate.joint import (
+    data_path,
+    put_data,
+    put_launched_ranks,
+    put_no_evaluation,
+    put_ranks,
+    put_reward_model,
+    put_rewards,
+    put_step,
+)
+
+_ADVANTAGES = {
+    "gae": "gae",
+    "grpo": "grpo",
+    "grpo_vectorized": "grpo",
+    "rloo": "rloo",
+    "rloo_vectorized": "rloo",
+    "reinforce_plus_plus": "reinforce_pp",
+    "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
+    "opo": "opo",
+}
+_LOSSES = {"vanilla": "ppo", "ppo": "ppo", "gspo": "gspo", "cispo": "cispo"}
+_KL_FORMS = {"k1": "k1", "kl": "k1", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
+_MASKS = {"token_k1": "icepop", "seq_mean_k1": "geo_mask", "geometric": "geo_mask", "token": "icepop"}
+_FORMATS = {"qwen": "hermes", "qwen25": "hermes", "gpt-oss": "openai"}  # names of vLLM's parsers
+
+
+def convert_rl(draft: Draft) -> None:
+    """Write the settings of an RL command of verl."""
+    prompts, size = int(draft.number("data.train_batch_size", 1024)), int(draft.number("rollout.n", 1))
+    draft.put("rollout.group_size", size, "rollout.n")
+    part, epochs = draft.number("actor.ppo_mini_batch_size", 256), int(draft.number("actor.ppo_epochs", 1))
+    put_step(draft, prompts, size, part * size, "data.train_batch_size", "actor.ppo_mini_batch_size", epochs)
+    prompt, answer = draft.number("data.max_prompt_length", 512), draft.number("data.max_response_length", 512)
+    lengths = ("data.max_prompt_length", "data.max_response_length")
+    draft.put("data.max_prompt_tokens", int(prompt), lengths[0])
+    draft.put("rollout.max_response_tokens", int(answer), lengths[1], why="of one turn")
+    draft.put("rollout.max_context_tokens", int(draft.number("rollout.max_model_len", prompt + answer)), *lengths)
+    _write_kl(draft, is_default=False)
+    _write_environment(draft)
+    _write_rl(draft)
+
+
+def convert_search_r1(draft: Draft) -> None:
+    """Write the settings of a Search-R1 command."""
+    prompts, size = int(draft.number("data.train_batch_size", 1024)), int(draft.number("rollout.n_agent", 1))
+    size *= int(draft.number("rollout.n", 1))
+    draft.put("rollout.group_size", size, "rollout.n_agent", "rollout.n")
+    samples, epochs = draft.number("actor.ppo_mini_batch_size", 256), int(draft.number("actor.ppo_epochs", 1))
+    put_step(draft, prompts, size, samples, "data.train_batch_size", "actor.ppo_mini_batch_size", epochs)
+    whole, answer = draft.number("data.max_prompt_length", 512), draft.number("data.max_response_length", 512)
+    why = "its longest input of a turn and an answer; there the input loses its beginning"
+    lengths = ("data.max_prompt_length", "data.max_response_length")
+    draft.put("rollout.max_context_tokens", int(whole + answer), *lengths, why=why)
+    draft.put("rollout.max_response_tokens", int(answer), "data.max_response_length", why="of one turn")
+    draft.put("data.max_prompt_tokens", int(draft.number("data.max_start_length", 256)), "data.max_start_length")
+    searches = draft.is_on("do_search", True)
+    draft.put("rollout.environment", "search" if searches else "single_turn", "do_search")
+    if searches:
+        draft.put("rollout.max_turns", int(draft.number("max_turns", 10)), "max_turns")
+        draft.put("retriever.topk", int(draft.number("retriever.topk", 3)), "retriever.topk")
+        draft.put("retriever.url", draft.text("retriever.url", "http://127.0.0.1:8000/retrieve"), "retriever.url")
+        draft.put("retriever.words", "search_r1", why="the words of Search-R1's prompts")
+    for name in ("max_turns", "retriever.topk", "retriever.url"):
+        draft.read.add(name)
+    draft.steps.append("sluice start --reward-scorer exact_match, which scores as its qa_em does")
+    _write_kl(draft, is_default=True)
+    _write_rl(draft)
+
+
+def convert_rows(draft: Draft) -> None:
+    """Write the settings of a fine-tuning command."""
+    draft.put("objective", "sft")
+    put_launched_ranks(draft, "num_machines", "num_processes")
+    draft.put("learner.zero_stage", 3, why="as FSDP")
+    lowest = draft.number("optim.min_lr", 0)
+    if lowest:
+        draft.put("learner.min_lr_ratio", lowest / draft.number("optim.lr", 1e-5), "optim.min_lr", "optim.lr")
+    _write_length(draft, 4)
+    _write_data(draft)
+    _write_reports(draft)
+
+
+def _write_rl(draft: Draft) -> None:
+    """Write what both forms of RL have."""
+    _write_algorithm(draft)
+    _write_correction(draft)
+    _write_staleness(draft)
+    _write_placement(draft)
+    _write_rewards(draft)
+    _write_length(draft, 30)
+    _write_data(draft)
+    _write_reports(draft)
+
+
+def _write_algorithm(draft: Draft) -> None:
+    name = draft.text("algorithm.adv_estimator", "gae")
+    if name == "grpo" and not draft.is_on("algorithm.norm_adv_by_std_in_grpo", True):
+        draft.put("learner.advantage", "dr_grpo", "algorithm.norm_adv_by_std_in_grpo")
+    elif name in _ADVANTAGES:
+        draft.put("learner.advantage", _ADVANTAGES[name], "algorithm.adv_estimator")
+    else:
+        draft.lack("algorithm.adv_estimator", "learner.advantage has no such name")
+    draft.read.add("algorithm.norm_adv_by_std_in_grpo")
+    loss = draft.text("actor.policy_loss.loss_mode", "vanilla")
+    if loss in _LOSSES:
+        draft.put("learner.loss", _LOSSES[loss], "actor.policy_loss.loss_mode")
+    else:
+        draft.lack("actor.policy_loss.loss_mode", "learner.loss has no such name")
+    both = draft.number("actor.clip_ratio", 0.2)
+    for side in ("low", "high"):
+        name = f"actor.clip_ratio_{side}"
+        draft.put(f"learner.clip_{side}", draft.number(name, both), name if name in draft.asked else "actor.clip_ratio")
+    metric = draft.text("algorithm.filter_groups.metric", "reward")
+    if draft.is_on("algorithm.filter_groups.enable") and metric not in ("reward", "seq_reward", "seq_final_reward"):
+        draft.always[draft.label("algorithm.filter_groups.metric")] = "filter.score reward reads a service's `scores`"
+
+
+def _write_kl(draft: Draft, *, is_default: bool) -> None:
+    """Write the KL. is_default: it is in the reward unless it is in the loss, as in the first versions."""
+    names = ("actor.kl_loss_coef", "actor.kl_loss_type", "algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty")
+    draft.read |= {*names, "algorithm.use_kl_in_reward"}
+    if draft.is_on("actor.use_kl_loss"):
+        place, weight, form = "loss", draft.number(names[0], 0.001), draft.text(names[1], "low_var_kl")
+        draft.put("kl.place", place, "actor.use_kl_loss")
+        used = names[:2]
+    elif draft.is_on("algorithm.use_kl_in_reward", is_default):
+        place, weight, form = "reward", draft.number(names[2], 0.001), draft.text(names[3], "kl")
+        draft.put("kl.place", place, "algorithm.use_kl_in_reward")
+        used = names[2:]
+    else:
+        draft.put("kl.coefficient", 0, "actor.use_kl_loss", "algorithm.use_kl_in_reward")
+        for name in names:
+            if name in draft.asked:
+                draft.always[draft.label(name)] = "No KL is on"
+        return
+    draft.put("kl.coefficient", weight, used[0])
+    for name in set(names) - set(used):
+        if name in draft.asked:
+            draft.always[draft.label(name)] = f"The KL is in the {place}"
+    form = form.removesuffix("+")
+    if place == "loss" and _KL_FORMS.get(form) == "k1":
+        draft.put("kl.form", "k2", used[1], why="k1 has no gradient in the loss; k2's is that of its mean")
+    elif form in _KL_FORMS:
+        draft.put("kl.form", _KL_FORMS[form], used[1])
+    else:
+        draft.lack(used[1], "kl.form has no such value")
+
+
+def _write_correction(draft: Draft) -> None:
+    prefix = "algorithm.rollout_correction."
+    weights, masks = draft.text(f"{prefix}rollout_is"), draft.text(f"{prefix}rollout_rs")
+    bounds = [float(each) for each in re.findall(r"[\d.]+", draft.text(f"{prefix}rollout_rs_threshold"))]
+    high = draft.number(f"{prefix}rollout_is_threshold", 2.0)
+    if weights == "token" and not masks:
+        draft.put("learner.correction", "tis", f"{prefix}rollout_is")
+        draft.put("learner.correction_high", high, f"{prefix}rollout_is_threshold")
+    elif masks in _MASKS:
+        draft.put("learner.correction", _MASKS[masks], f"{prefix}rollout_rs")
+        draft.put("learner.correction_low", bounds[0] if len(bounds) > 1 else None, f"{prefix}rollout_rs_threshold")
+        draft.put("learner.correction_high", bounds[-1] if bounds else None, f"{prefix}rollout_rs_threshold")
+    else:
+        draft.put("learner.correction", "none", f"{prefix}rollout_is")
+    for name, value in ((f"{prefix}rollout_is", weights), (f"{prefix}rollout_rs", masks)):
+        if value and (value not in _MASKS if name.endswith("rs") else value != "token" or masks):
+            draft.lack(name, "learner.correction has one form: tis, icepop or geo_mask")
+    if draft.is_on(f"{prefix}bypass_mode"):
+        draft.put("policy.old_logprobs", "behaviour", f"{prefix}bypass_mode")
+    elif draft.settings.get("learner.loss", ("", ""))[0] == "cispo" and not weights:
+        draft.put("policy.old_logprobs", "behaviour", why="cispo's weight then has the engine's difference too")
+    else:
+        draft.put("policy.old_logprobs", "recompute", why="verl recomputes old logprobs")
+
+
+def _write_staleness(draft: Draft) -> None:
+    share = draft.number("async_training.staleness_threshold", 0)
+    steps = draft.number("async_training.trigger_parameter_sync_step", 1)
+    mode = draft.text("trainer.v1.trainer_mode", "sync")
+    if "async_training.staleness_threshold" in draft.asked:
+        names = ("async_training.staleness_threshold", "async_training.trigger_parameter_sync_step")
+        draft.put("learner.max_staleness", max(1, math.ceil(share * steps)), *names, why="a share of a batch there")
+    elif mode != "sync":
+        bound = int(draft.number("trainer.v1.sampler.max_off_policy_threshold", 8))
+        draft.put("learner.max_staleness", bound, "trainer.v1.sampler.max_off_policy_threshold")
+    else:
+        draft.put("learner.max_staleness", 0, why="steps wait for their samples")
+
+
+def _write_placement(draft: Draft) -> None:
+    nodes, gpus = int(draft.number("trainer.nnodes", 1)), int(draft.number("trainer.n_gpus_per_node", 8))
+    put_ranks(draft, nodes, gpus, "trainer.nnodes", "trainer.n_gpus_per_node")
+    size, of_servers = int(draft.number("rollout.tensor_model_parallel_size", 2)), nodes * gpus
+    draft.put("rollout.tensor_parallel_size", size, "rollout.tensor_model_parallel_size")
+    if draft.number("rollout.nnodes", 0):
+        of_servers = int(draft.number("rollout.nnodes") * draft.number("rollout.n_gpus_per_node", 8))
+        draft.put("placement.devices", "split", "rollout.nnodes")
+    else:
+        draft.put("placement.devices", "shared", "hybrid_engine")
+    names = ("trainer.nnodes", "trainer.n_gpus_per_node", "rollout.tensor_model_parallel_size")
+    draft.put("rollout.num_servers", max(1, of_servers // size), *names)
+    draft.put("learner.zero_stage", 3, why="as FSDP")
+    weights, state = "actor.fsdp_config.param_offload", "actor.fsdp_config.optimizer_offload"
+    if draft.is_on(weights):
+        draft.put("learner.offload", "all", weights)
+    elif draft.is_on(state):
+        draft.put("learner.offload", "optimizer", state)
+    draft.read |= {weights, state, "hybrid_engine", "rollout.n_gpus_per_node"}
+
+
+def _write_environment(draft: Draft) -> None:
+    tools, prefix = draft.text("rollout.multi_turn.tool_config_path"), "rollout.multi_turn."
+    own = draft.text("rollout.agent.default_agent_loop", "single_turn_agent")
+    if tools:
+        draft.put("rollout.environment", f"verl_tools:{tools}", f"{prefix}tool_config_path")
+    elif own not in ("single_turn_agent", "tool_agent"):
+        draft.lack("rollout.agent.default_agent_loop", "Write it as an environment: rollout.environment FILE.py:Class")
+    names = (f"{prefix}max_assistant_turns", f"{prefix}max_user_turns")
+    limits = [draft.number(names[0], 0) - 1, draft.number(names[1], 0)]
+    if tools and (known := [int(limit) for limit in limits if limit > 0]):
+        draft.put("rollout.max_turns", min(known), *names, why="turns with a call, before the last one")
+    if tools and f"{prefix}max_parallel_calls" in draft.asked:
+        draft.put(
+            "tools.max_calls_per_turn", int(draft.number(f"{prefix}max_parallel_calls")), f"{prefix}max_parallel_calls"
+        )
+    if tools and f"{prefix}format" in draft.asked:
+        draft.put("tools.call_format", _FORMATS.get(name := draft.text(f"{prefix}format"), name), f"{prefix}format")
+    for name in (*names, f"{prefix}enable", f"{prefix}max_parallel_calls", f"{prefix}format"):
+        draft.read.add(name)
+        if not tools and name in draft.asked:
+            draft.always[draft.label(name)] = "There are no tools"
+
+
+def _write_rewards(draft: Draft) -> None:
+    if path := draft.text("custom_reward_function.path"):
+        function = draft.text("custom_reward_function.name", "compute_score")
+        names = ("custom_reward_function.path", "custom_reward_function.name")
+        put_rewards(draft, [f"{path}:{function}"], (), *names)
+    elif draft.trainer == "verl":
+        draft.steps.append("serve a reward: verl chooses a function by the column data_source (docs/do/rewards.md)")
+    draft.read |= {"custom_reward_function.name", "reward_model.model.path"}
+    if draft.is_on("reward_model.enable"):
+        put_reward_model(draft, draft.text("reward_model.model.path", "MODEL"), "reward_model.model.path")
+    elif "reward_model.model.path" in draft.asked:
+        draft.always[draft.label("reward_model.model.path")] = "No reward model is on"
+    prefix = "reward_model.overlong_buffer."
+    tokens, penalty = draft.number(f"{prefix}len", 0), draft.number(f"{prefix}penalty_factor", 1.0)
+    if draft.is_on(f"{prefix}enable"):
+        draft.put("rewards.overlong_buffer_tokens", int(tokens), f"{prefix}len")
+        draft.put("rewards.overlong_penalty", penalty, f"{prefix}penalty_factor")
+    manager = draft.text("reward_model.reward_manager", "naive")
+    if manager in ("naive", "dapo", "batch"):
+        draft.read.add("reward_model.reward_manager")
+    else:
+        draft.lack("reward_model.reward_manager", "A reward function of yours does the same")
+
+
+def _write_length(draft: Draft, epochs: int) -> None:
+    steps = draft.number("trainer.total_training_steps", 0) or draft.number("rollout.total_rollout_steps", 0)
+    passes = draft.number("trainer.total_epochs", epochs)
+    if steps and "rollout.total_rollout_steps" not in draft.asked:
+        draft.put("run.max_steps", int(steps), "trainer.total_training_steps")
+    elif steps:
+        of_step = draft.settings["learner.groups_per_step"][0]
+        draft.put("run.max_steps", math.ceil(steps / of_step), "rollout.total_rollout_steps", why="prompts there")
+    else:
+        draft.put("run.max_epochs", passes, "trainer.total_epochs")
+    if steps and "trainer.total_epochs" in draft.asked:
+        draft.always[draft.label("trainer.total_epochs")] = "The number of steps decides the length"
+    mode = draft.text("trainer.resume_mode", "auto")
+    if mode == "disable":
+        draft.put("run.resume", "never", "trainer.resume_mode")
+
+
+def _write_data(draft: Draft) -> None:
+    put_data(
+        draft,
+        "data.train",
+        [data_path(path, "train") for path in texts_of(draft.text("data.train_files"))],
+        "data.train_files",
+    )
+    held_out = [data_path(path, "test") for path in texts_of(draft.text("data.val_files"))]
+    every, first = draft.number("trainer.test_freq", -1), draft.is_on("trainer.val_before_train", True)
+    if held_out and (every > 0 or first) and draft.text("data.val_files") != "null":
+        put_data(draft, "data.eval", held_out, "data.val_files")
+        draft.put("eval.every_steps", max(0, int(every)), "trainer.test_freq")
+        draft.put("eval.before", first, "trainer.val_before_train")
+        if "objective" not in draft.settings:
+            draft.put("eval.samples", int(draft.number("rollout.val_kwargs.n", 1)), "rollout.val_kwargs.n")
+        temperature = draft.number("rollout.val_kwargs.temperature", 0)
+        if temperature > 0:
+            draft.lack("rollout.val_kwargs.temperature", "Samples have rollout.temperature; eval.sets takes its own")
+    else:
+        names = (
+            "data.val_files",
+            "trainer.test_freq",
+            "trainer.val_before_train",
+            "rollout.val_kwargs.n",
+            "rollout.val_kwargs.temperature",
+        )
+        put_no_evaluation(draft, *names)
+    cut = draft.text("data.truncation", "error")
+    if cut == "left":
+        draft.put("rollout.truncate_left", True, "data.truncation")
+    elif cut != "error":
+        draft.lack("data.truncation", "Nearest: rollout.truncate_left")
+    if "objective" not in draft.settings:
+        skips = draft.is_on("data.filter_overlong_prompts", draft.trainer == "Search-R1")
+        draft.put("data.overlong", "skip" if skips or cut != "error" else "refuse", "data.filter_overlong_prompts")
+
+
+def _write_reports(draft: Draft) -> None:
+    for logger in texts_of(draft.text("trainer.logger", "console wandb")):
+        if logger == "wandb":
+            draft.put(
+                "report.wandb_project", draft.text("trainer.project_name", "verl_examples"), "trainer.project_name"
+            )
+        elif logger == "tensorboard":
+            draft.put("report.tensorboard", True, "trainer.logger")
+        elif logger not in ("console", "file"):
+            draft.missing[f"trainer.logger {logger}"] = "Metrics go to metrics.jsonl, W&B, TensorBoard and Prometheus"
+    draft.read.add("trainer.project_name")

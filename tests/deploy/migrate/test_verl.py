@@ -1,0 +1,121 @@
+"""`sluice migrate` on commands and configurations of verl and Search-R1."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.command import run_verb
+from protocol.settings.loader import load_settings
+
+VERL = """
+files="['a.parquet', 'b.parquet']"
+more="
+    actor_rollout_ref.rollout.n=5 \\
+    actor_rollout_ref.actor.clip_ratio_high=0.28"
+PYTHONUNBUFFERED=1 python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo data.train_files="$files" data.train_batch_size=$(((8 + 8) * 4)) \\
+    data.max_prompt_length=512 data.max_response_length=1024 data.filter_overlong_prompts=True \\
+    actor_rollout_ref.model.path=/models/small actor_rollout_ref.actor.optim.lr=2e-6 \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=16 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 \\
+    actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.002 \\
+    actor_rollout_ref.rollout.name=sglang actor_rollout_ref.rollout.tensor_model_parallel_size=2 \\
+    +actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.level=3 \\
+    trainer.logger='["console","wandb"]' trainer.project_name=mine trainer.n_gpus_per_node=8 trainer.nnodes=1 \\
+    trainer.val_before_train=False trainer.total_epochs=3 $more $@ 2>&1 | tee log
+"""
+SEARCH_R1 = """
+PYTHONUNBUFFERED=1 python3 -m verl.trainer.main_ppo data.train_files=train.parquet data.train_batch_size=512 \\
+    data.max_prompt_length=4096 data.max_response_length=500 data.max_start_length=2048 data.max_obs_length=400 \\
+    algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n_agent=5 actor_rollout_ref.actor.ppo_mini_batch_size=256 \\
+    actor_rollout_ref.model.path=/models/small max_turns=2 retriever.url="http://127.0.0.1:8000/retrieve" \\
+    trainer.total_training_steps=1005 trainer.total_epochs=15 +trainer.val_before_train=true
+"""
+ROWS = """
+torchrun --nnodes=2 --nproc_per_node=4 -m verl.trainer.fsdp_sft_trainer data.train_files=rows.parquet \\
+    model.partial_pretrain=/models/small optim.lr=1e-4 data.max_length=2048 data.response_key=answer
+"""
+
+
+def _migrate(folder: Path, text: str, name: str = "train.sh") -> tuple[int, str]:
+    """Return the exit status and the settings file."""
+    (folder / name).write_text(text, encoding="utf-8")
+    status = run_verb(["migrate", str(folder / name), "--output", str(folder / "new.yaml")])
+    return status, (folder / "new.yaml").read_text(encoding="utf-8")
+
+
+def test_command_of_verl_gives_settings_that_a_run_accepts(tmp_path: Path) -> None:
+    status, text = _migrate(tmp_path, VERL)
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert status == 0
+    assert (settings.policy.model, settings.data.train) == ("/models/small", ["a.parquet", "b.parquet"])
+    assert (settings.learner.advantage, settings.learner.clip_low, settings.learner.clip_high) == ("grpo", 0.2, 0.28)
+    assert (settings.kl.coefficient, settings.kl.place, settings.kl.form) == (0.002, "loss", "k3")
+    assert (settings.placement.devices, settings.rollout.num_servers, settings.learner.num_ranks) == ("shared", 4, 8)
+    assert (settings.learner.betas, settings.learner.lr_schedule) == ((0.9, 0.999), "constant")  # verl's defaults
+    assert (settings.run.max_epochs, settings.learner.max_staleness, settings.report.wandb_project) == (3, 0, "mine")
+    assert settings.rollout.engine_args == {"compilation_config": {"level": 3}}
+    assert "data.eval" not in text
+    assert _migrate(tmp_path, VERL) == (0, text)
+
+
+def test_sizes_of_verl_count_prompts(tmp_path: Path) -> None:
+    _, text = _migrate(tmp_path, VERL)
+    assert "  groups_per_step: 64  # data.train_batch_size 64; 64 prompts, 320 samples\n" in text
+    assert "16; 80 samples an update; updates a step: 4, passes: 1\n" in text
+
+
+def test_search_r1_has_the_defaults_of_its_verl(tmp_path: Path) -> None:
+    assert _migrate(tmp_path, SEARCH_R1)[0] == 0
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.rollout.environment, settings.rollout.group_size, settings.rollout.max_turns) == ("search", 5, 2)
+    assert (settings.rollout.max_context_tokens, settings.data.max_prompt_tokens) == (4596, 2048)
+    assert (settings.learner.num_mini_batches, settings.run.max_steps) == (10, 1005)  # its size counts samples
+    assert (settings.kl.place, settings.kl.coefficient, settings.learner.dual_clip) == ("reward", 0.001, None)
+    assert (str(settings.retriever.url), settings.retriever.words) == ("http://127.0.0.1:8000/retrieve", "search_r1")
+
+
+def test_fine_tuning_of_verl_trains_on_rows(tmp_path: Path) -> None:
+    status, text = _migrate(tmp_path, ROWS)
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (status, settings.objective, settings.learner.num_ranks, settings.placement.ranks.nodes) == (1, "sft", 8, 2)
+    assert (settings.learner.groups_per_step, settings.learner.lr_schedule, settings.run.max_epochs) == (
+        256,
+        "cosine",
+        4,
+    )
+    assert "#   data.response_key answer: Rows have fixed columns" in text
+
+
+def test_configuration_file_gives_the_same_as_its_overrides(tmp_path: Path) -> None:
+    values = {
+        "defaults": ["ppo_trainer"],
+        "actor_rollout_ref": {"model": {"path": "/models/small"}, "rollout": {"n": 4}},
+        "algorithm": {"adv_estimator": "grpo"},
+        "data": {"train_files": ["a.parquet"], "train_batch_size": 32},
+        "trainer": {"total_epochs": 2, "logger": ["console"], "val_before_train": False},
+    }
+    _, of_file = _migrate(tmp_path, yaml.safe_dump(values), "mine.yaml")
+    command = "python -m verl.trainer.main_ppo --config-path=config --config-name=mine algorithm.adv_estimator=rloo\n"
+    _, of_command = _migrate(tmp_path, command)
+    assert yaml.safe_load(of_file)["learner"].pop("advantage") == "grpo"
+    first, second = (yaml.safe_load(text) for text in (of_file, of_command))
+    assert second["learner"].pop("advantage") == "rloo"
+    first["learner"].pop("advantage")
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("$EXTRA", "$EXTRA: Only a running shell knows these words"),
+        ("--config-name=gone", "--config-name gone: The file is not beside the script"),
+        ("actor_rollout_ref.actor.entropy_coeff=0.1", "actor.entropy_coeff 0.1: No loss has an entropy term"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=sapo", "loss_mode sapo: learner.loss has no such name"),
+        ("actor_rollout_ref.actor.zebra=1", "Unknown to sluice migrate:\n#   actor.zebra 1"),
+    ],
+)
+def test_what_is_lost_is_named(tmp_path: Path, words: str, sentence: str) -> None:
+    status, text = _migrate(tmp_path, VERL.replace("$more", f"$more {words}"))
+    assert status == 1
+    assert sentence in text
