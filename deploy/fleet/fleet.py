@@ -151,8 +151,8 @@ class Fleet:
         """Return each server's `describe()` with node_ip, pid and log; is_alive is False when it does not answer."""
         return list(await asyncio.gather(*(self._describe_one(name, answer_s=STATUS_S) for name in server_names())))
 
-    async def check_services(self, run: dict[str, Any], row: dict[str, Any] | None = None) -> None:
-        """Ask the reward services and the retriever of a run (a RunSpec) once.
+    async def check_services(self, run: dict[str, Any], row: dict[str, Any] | None = None) -> dict[str, str]:
+        """Ask the reward services and the retriever of a run (a RunSpec) once; return `Services.digests`.
 
         Raises: NeighbourError, OperatorError or SettingsError with a cure.
         """
@@ -162,6 +162,8 @@ class Fleet:
 
         async with Services(RunSpec.model_validate(run), this_node()) as services:
             await services.check(row)
+            digests: dict[str, str] = services.digests
+        return digests
 
     async def stop_all(self) -> None:
         """Stop every server and the standby processes; returns when all servers are gone."""

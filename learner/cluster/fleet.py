@@ -90,12 +90,15 @@ def be_admitted(coordinator: Any) -> None:
     call(find_fleet().admit.remote([coordinator]), "the fleet", 60.0)
 
 
-def check_services(spec: RunSpec, row: dict[str, Any] | None) -> None:
+def check_services(spec: RunSpec, row: dict[str, Any] | None) -> dict[str, str]:
     """Have the fleet call every reward endpoint and the retriever, before anything slow starts.
 
     row: prompt, label and columns of the first data row; None: the run has no data.train.
+    Returns the digests of the search index and of the MCP servers' tools, by their names for the user.
     """
-    call(find_fleet().check_services.remote(spec.model_dump(mode="json"), row), "the fleet", 60.0)
+    asking = find_fleet().check_services.remote(spec.model_dump(mode="json"), row)
+    found: dict[str, str] = call(asking, "the fleet", 60.0)
+    return found
 
 
 def find_fleet() -> Any:

@@ -26,17 +26,26 @@ from protocol.settings.settings import Settings
 _IMPORT_S = 180.0
 
 
-def place_coordinator(settings: Settings, folder: Path, run_id: str, last_step: int, host: str, model: Path) -> Any:
+def place_coordinator(
+    settings: Settings,
+    folder: Path,
+    run_id: str,
+    last_step: int,
+    host: str,
+    model: Path,
+    services: Mapping[str, str],
+) -> Any:
     """Start the coordinator on this node, where run folder and model are. Returns its handle.
 
     last_step: step of the checkpoint that it resumes from, 0 for a new run. host: address of this node for its sockets.
+    services: as of `CoordinatorProcess`.
     """
     here = NodeAffinitySchedulingStrategy(own_node_id(), soft=False)
     variables = _run_variables()
     environment = {"env_vars": variables} if variables else None
     options = {**OUR_ACTOR, "max_concurrency": 3, "scheduling_strategy": here, "runtime_env": environment}
     actor = ray.remote(**options)(CoordinatorProcess)
-    return actor.remote(settings, folder, run_id, last_step, host, model)
+    return actor.remote(settings, folder, run_id, last_step, host, model, services)
 
 
 def borrow_processes(ranks: Processes, coordinator: Any, cards: Sequence[str] = ()) -> Any:

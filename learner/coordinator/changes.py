@@ -6,7 +6,7 @@ Statistics that depend on a changed part start again.
 import http.client
 import json
 import logging
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -38,17 +38,25 @@ class StartChanges(NamedTuple):
 
 
 def begin_start(
-    ledger: Ledger, settings: Settings, held_out: Sequence[HeldOutSet], from_step: int, incarnation: int
+    ledger: Ledger,
+    settings: Settings,
+    held_out: Sequence[HeldOutSet],
+    from_step: int,
+    incarnation: int,
+    services: Mapping[str, str],
 ) -> StartChanges:
-    """Record what this start, from `from_step` on, gets its samples and scores by; returns what changed."""
+    """Record what this start, from `from_step` on, gets its samples and scores by; returns what changed.
+
+    services: digests of what the policy reads from services, by their names for the user.
+    """
     source = settings.rewards.reward_source(settings.rollout.environment)
     of_environment = _digests(_sampling_files(settings))
-    sampling = sampled_by(settings, without={"group_size", "temperature"})
+    sampling = sampled_by(settings, services, without={"group_size", "temperature"})
     measured_by = f"sampled by {sampling}, solved at {settings.eval.solved_at:g}"
     sets = {one.name: f"{one.identity(settings.rollout.temperature)}, {measured_by}" for one in held_out}
     learner = settings.learner
     code = of_environment | _digests(user_files("", learner.advantage, learner.loss, learner.correction))
-    earlier = ledger.begin_rewards(source, sampled_by(settings, sets), from_step, incarnation)
+    earlier = ledger.begin_rewards(source, sampled_by(settings, services, sets), from_step, incarnation)
     since, changed = ledger.begin_sets(sets, from_step)
     notices = []
     if earlier is not None:
@@ -65,6 +73,7 @@ def begin_start(
     for scorer in (scorer for scorer, digest in served.items() if digest is None):
         notices.append(f"{scorer} did not answer GET /health within {_HEALTH_S:g} s: whether it changed is not known.")
     code |= {scorer: digest for scorer, digest in served.items() if digest is not None}
+    code |= services
     for path in ledger.begin_code(code):
         notices.append(f"{path} has changed since the last start: steps from {from_step} on use it as it is now.")
     for notice in notices:
@@ -75,7 +84,7 @@ def begin_start(
     return StartChanges(metrics, tuple(notices))
 
 
-def answers_origin(settings: Settings, num_samples: int, model: Path) -> Origin:
+def answers_origin(settings: Settings, num_samples: int, model: Path, services: Mapping[str, str]) -> Origin:
     """Return what decides the answers of `sluice generate`: rows of another origin are not mixed with them.
 
     Raises: OperatorError for a scorer that does not tell in time what it is.
@@ -88,7 +97,7 @@ def answers_origin(settings: Settings, num_samples: int, model: Path) -> Origin:
             f"{silent[0]} did not answer GET /health within {_HEALTH_S:g} s: answers of two scorers could be mixed. "
             "Give the command again when it has less work."
         )
-    others = (source, settings.run.seed, num_samples, settings.policy.dtype, served)
+    others = (source, settings.run.seed, num_samples, settings.policy.dtype, served, services)
     return Origin(f"{weights_digest(model)} {small_files_digest(files)}", sampled_by(settings, *others))
 
 

@@ -16,7 +16,7 @@ The steps of a trajectory:
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from learner.coordinator.accounts import Accounts, Mailbox
@@ -68,11 +68,12 @@ class Coordinator:
         vocab_size: int | None = None,
         encoder: RowEncoder | None = None,
         answers: WrittenAnswers | None = None,
+        services: Mapping[str, str] | None = None,
     ) -> None:
         """last_step: the step of the checkpoint that the run resumes from, 0 for a new run.
 
         copies: copies of this ledger; by default each is made at once, which blocks.
-        answers: of a run that writes them in place of scores.
+        answers: of a run that writes them in place of scores. services: as of `CoordinatorProcess`.
         encoder: of the rows that are learnt without generating; None: servers make the samples.
         vocab_size: the policy's; trajectories with other tokens are refused. None: any token is accepted.
         """
@@ -81,11 +82,10 @@ class Coordinator:
         policy_version = int(ledger.meta("policy_version") or last_step)
         self.incarnation = ledger.begin_incarnation(policy_version)
         ledger.begin_terms(last_step + 1, terms_of(settings))
-        changes = begin_start(ledger, settings, held_out, last_step + 1, self.incarnation)
-        self._notices, self._record = changes.notices, record
+        changes = begin_start(ledger, settings, held_out, last_step + 1, self.incarnation, services or {})
         accounts = Accounts(ledger, Mailbox(run_id, self.incarnation))
-        self._ledger, self._mailbox, self._counts = ledger, accounts.mailbox, accounts.counts
-        self._streaks = accounts.streaks
+        self._ledger, self._notices, self._record = ledger, changes.notices, record
+        self._mailbox, self._counts, self._streaks = accounts.mailbox, accounts.counts, accounts.streaks
         self._window = window = StalenessWindow(settings.learner.groups_per_step, settings.learner.max_staleness)
         self._servers = Servers()
         self._source = source = PromptSource(train, settings, ledger, last_step)

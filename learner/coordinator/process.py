@@ -1,7 +1,7 @@
 """The coordinator's process, a Ray actor: builds the coordinator from a run's settings and runs its loop."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -34,11 +34,18 @@ class CoordinatorProcess:
     """One per run. Call order: open, then the others, then close.
 
     host: the address of its ROUTER socket. model: this node's folder of the policy's first model; None: any token is
-    accepted, and texts in records are token ids.
+    accepted, and texts in records are token ids. services: digests of the search index and of the MCP servers' tools.
     """
 
     def __init__(
-        self, settings: Settings, folder: Path, run_id: str, last_step: int, host: str, model: Path | None = None
+        self,
+        settings: Settings,
+        folder: Path,
+        run_id: str,
+        last_step: int,
+        host: str,
+        model: Path | None = None,
+        services: Mapping[str, str] | None = None,
     ) -> None:
         self._settings = settings
         self._folder = folder
@@ -46,6 +53,7 @@ class CoordinatorProcess:
         self._last_step = last_step
         self._host = host
         self._model = model
+        self._services = dict(services or {})
         self._has_ended = threading.Event()
 
     def open(self) -> tuple[str, int]:
@@ -80,7 +88,8 @@ class CoordinatorProcess:
             copies=self._copies,
             vocab_size=None if self._model is None else read_vocab_size(self._model),
             encoder=_encoder(settings, self._model),
-            answers=_answers(settings, held_out, decoder, self._model),
+            answers=_answers(settings, held_out, decoder, self._model, self._services),
+            services=self._services,
         )
         self._loop = CoordinatorLoop(coordinator, channel)
         self._loop.start()
@@ -126,12 +135,16 @@ def _encoder(settings: Settings, model: Path | None) -> RowEncoder | None:
 
 
 def _answers(
-    settings: Settings, held_out: Sequence[HeldOutSet], decoder: TextDecoder, model: Path | None
+    settings: Settings,
+    held_out: Sequence[HeldOutSet],
+    decoder: TextDecoder,
+    model: Path | None,
+    services: Mapping[str, str],
 ) -> WrittenAnswers | None:
     """Return the file of answers that the run writes in place of scores, or None."""
     if settings.eval.answers is None or model is None:
         return None
-    origin = answers_origin(settings, held_out[0].num_samples, model)
+    origin = answers_origin(settings, held_out[0].num_samples, model, services)
     rollout = settings.rollout
     besides = None if rollout.environment == "single_turn" else f"rollout.environment = {rollout.environment}"
     besides = "rollout.chat_template_kwargs" if rollout.chat_template_kwargs else besides

@@ -18,7 +18,6 @@ INSTALLATION = "installation.json"  # code and packages of the run's last start
 WANDB_ID = "wandb_run_id"
 LOCK = ".lock"
 SEARCH_INDEX = "search_index"  # digest of the index that the run's last start searched
-TOOL_LIST = "tool_list"  # digest of the tools that the MCP servers of the run's last start offered
 TRAIN_INDEX = "prompts.npz"  # place of each prompt of data.train
 SKIPPED_ROWS = "skipped_rows.json"  # rows of data.train that the run skips
 LEARNER_VALUES = "learner_values"  # folder: a file for each step and rank that trained a recorded sample

@@ -17,11 +17,11 @@ from learner.run.parts import describe_processes
 from learner.run.rank_watch import RankWatch
 from learner.run.servers import RunServers
 from protocol.errors import NeighbourError, OperatorError, SettingsError
-from protocol.settings.run_spec import EngineRequest, RunSpec, engine_request, run_spec
+from protocol.settings.run_spec import TOOL_LIST, EngineRequest, RunSpec, engine_request, run_spec
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from learner.checkpoint.copier import CheckpointCopier
@@ -49,6 +49,7 @@ class RunContext:
     settings: Settings  # as given
     model: Path  # local folder of the policy
     sizes: Sizes  # sizes of the run's models, for the plan of each attempt
+    services: Mapping[str, str]  # digests of search index and MCP servers' tools, by their names for the user
     cluster: ClusterState  # addresses and files of this node's cluster
     view: LiveView  # panel or log lines that the user sees
     stop: threading.Event  # set by the first Ctrl-C, SIGTERM or SIGHUP
@@ -83,8 +84,8 @@ class RunAttempt:
         context, settings, folder = self.context, self.context.settings, self.start.folder.resolve()
         fleet.await_fleet()
         self._topology = plan = await_plan(context)
-        run_id, step, where = self.start.run_id, self.start.step, context.cluster.node_ip
-        self._coordinator = processes.place_coordinator(settings, folder, run_id, step, where, context.model)
+        begun = (self.start.run_id, self.start.step, context.cluster.node_ip)
+        self._coordinator = processes.place_coordinator(settings, folder, *begun, context.model, context.services)
         opening = self._coordinator.open.remote()
         fleet.be_admitted(self._coordinator)
         on = {"on_cpus": not plan.has_gpus, "shares_device": plan.shares_devices and plan.has_gpus}
@@ -181,7 +182,16 @@ class RunAttempt:
         record = self.start.folder / SEARCH_INDEX
         is_shared = self._topology.shares_devices
         index = settings.retriever.other_index
-        self._servers = RunServers(infos, self._spec, calls, index, record=record, share_devices=is_shared)
+        self._servers = RunServers(
+            infos,
+            self._spec,
+            calls,
+            index,
+            record=record,
+            share_devices=is_shared,
+            tools=self.context.services.get(TOOL_LIST, ""),
+            refuse_other_tools=settings.eval.answers is not None,
+        )
         if self._servers.names:
             view.show_phase("attaching rollout servers")
             if late := ", ".join(self._servers.late_names):

@@ -84,10 +84,10 @@ def drive(checked: CheckedRun) -> int:
         for notice in checked.notices:
             view.message(notice, "INFO")
         try:
-            sizes = read_sizes(settings, checked.model)
-            _check_cluster(settings, checked, sizes, view)
+            sizes, services = _check_cluster(settings, checked, view)
             metrics, copies = MetricsReader(start.folder / "metrics.jsonl"), copier_of(settings, start)
-            context = RunContext(settings, checked.model, sizes, cluster, view, stop, metrics, pages.record, copies)
+            shared = (cluster, view, stop, metrics, pages.record, copies)
+            context = RunContext(settings, checked.model, sizes, services, *shared)
             is_new = not start.folder.exists()
             with lock_folder(start), undone_if_refused(start.folder):
                 progress.has_made_folder = is_new  # under the lock: a failure removes no folder of another command
@@ -125,10 +125,14 @@ def describe_result(folder: "Path") -> list[str]:
     ]
 
 
-def _check_cluster(settings: Settings, checked: CheckedRun, sizes: Sizes, view: LiveView) -> None:
-    """Check that the running cluster can hold the run; starts and writes nothing. Raises: the first problem."""
+def _check_cluster(settings: Settings, checked: CheckedRun, view: LiveView) -> tuple[Sizes, dict[str, str]]:
+    """Check that the running cluster can hold the run; starts and writes nothing.
+
+    Returns the sizes of the run's models and digests of its services (`check_services`). Raises: the first problem.
+    """
     from learner.cluster import fleet, ray_door
 
+    sizes, services = read_sizes(settings, checked.model), dict[str, str]()
     if not checked.start.seen:  # the attempt of a resumed run waits for nodes that are away
         topology = plan_topology(settings, sizes, ray_door.nodes())
         if crowded := describe_crowded(topology):
@@ -139,7 +143,8 @@ def _check_cluster(settings: Settings, checked: CheckedRun, sizes: Sizes, view: 
     if needs_of(settings).rollouts:
         view.show_phase("asking reward services and retriever")
         row = checked.train.first_row(settings.data) if checked.train is not None else None
-        fleet.check_services(run_spec(settings, checked.start.run_id, 0, "unset"), row)
+        services = fleet.check_services(run_spec(settings, checked.start.run_id, 0, "unset"), row)
+    return sizes, services
 
 
 def _run_attempts(start: RunStart, context: "RunContext", progress: _Progress) -> tuple[str, int]:

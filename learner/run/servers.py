@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from learner.disk.run_folder import TOOL_LIST
 from learner.run.server import RunServer
 from protocol.errors import OperatorError
 
@@ -33,20 +32,21 @@ class RunServers:
         record: Path | None = None,
         *,
         share_devices: bool = False,
+        tools: str = "",
+        refuse_other_tools: bool = False,
     ) -> None:
         """infos: the fleet's descriptions. other_index: retriever.other_index.
 
         record: file with the digest of the index that the run's last start searched. share_devices: with ranks.
+        tools: digest of the tools that MCP servers offered before the run started; "": unknown. refuse_other_tools: a
+        server that is offered others must not serve.
         """
         self._calls = calls
         self._other_index = other_index
         # Digest of each attached server's search index ("": none), and of the last start's until one is known.
         self._digests = {_LAST_START: record.read_text("utf-8")} if record is not None and record.exists() else {}
         self._record = record
-        self._tools_record = None if record is None else record.with_name(TOOL_LIST)
-        self._tools = ""  # digest of the last known list of MCP servers' tools
-        if self._tools_record is not None and self._tools_record.exists():
-            self._tools = self._tools_record.read_text("utf-8")
+        self._tools, self._refuses_other_tools = tools, refuse_other_tools
         self._servers = [RunServer(str(info["name"]), spec, calls, self._check) for info in infos]
         for server, info in zip(self._servers, infos if share_devices else (), strict=False):
             server.place = str(info["node_id"]), list(info["cards"])
@@ -104,17 +104,18 @@ class RunServers:
         return messages + ([warning] if warning is not None else [])
 
     def _check_tools(self, runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Return a message for each server that offers other tools than the server, or the start, before it."""
+        """Return a message for each server that offers other tools than the one before it."""
         messages = []
         for name, digest in ((name, digest) for name, run in runs.items() if (digest := run.get("tools_digest"))):
             if self._tools not in ("", digest):
-                problem = "than another server's or the last start's: prompts differ, and scores may not compare"
-                messages.append(
-                    f"{name}: the tools of tools.mcp have other names, descriptions or parameters {problem}."
+                text = (
+                    f"{name}: the tools of tools.mcp have other names, descriptions or parameters than before, or than "
+                    "on another node: prompts differ, and scores may not compare."
                 )
+                if self._refuses_other_tools:
+                    raise OperatorError(f"{text} Give the command again when all nodes have the same MCP servers.")
+                messages.append(text)
             self._tools = digest
-        if self._tools_record is not None and self._tools:
-            self._tools_record.write_text(self._tools, "utf-8")
         return messages
 
 

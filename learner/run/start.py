@@ -22,7 +22,6 @@ from learner.disk.run_folder import (
     RECORDS,
     SEARCH_INDEX,
     SETTINGS,
-    TOOL_LIST,
     WANDB_ID,
 )
 from protocol.disk.files import aside_of, copy_synced, move_synced, replace_file, sync
@@ -260,9 +259,9 @@ def _go_back_to(checkpoint: Checkpoint, folder: Path) -> None:
     for name in RECORDS:
         _cut_back(folder / name, checkpoint.step if _is_of(folder, checkpoint) else -1)
         failpoint("run_folder.record_cut")
-    for name in (SEARCH_INDEX, TOOL_LIST):
-        if (earlier := checkpoint.path.parents[1] / name).exists() and not (folder / name).exists():
-            copy_synced(earlier, folder / name)
+    searched = checkpoint.path.parents[1] / SEARCH_INDEX
+    if searched.exists() and not (folder / SEARCH_INDEX).exists():
+        copy_synced(searched, folder / SEARCH_INDEX)
     if checkpoint.run_id == folder.name and (checkpoint.path / WANDB_ID).exists() and not (folder / WANDB_ID).exists():
         copy_synced(checkpoint.path / WANDB_ID, folder / WANDB_ID)
 

@@ -15,6 +15,9 @@ from protocol.settings.section import Section
 from protocol.settings.settings import Settings
 from protocol.settings.tools import ToolsSettings
 
+# What a policy reads from services beside its prompt, by their names for the user.
+TOOL_LIST, SEARCH_INDEX = "The list of the tools of tools.mcp", "The search index"
+
 
 class RunSpec(Section):
     """A run's start. Keys, tokens and default addresses come from the server's node."""

@@ -13,7 +13,7 @@ from pydantic import HttpUrl
 from protocol.errors import OperatorError
 from protocol.message_texts import render_prompt, with_texts
 from protocol.settings.rewards import RewardEndpoint, RewardsSettings
-from protocol.settings.run_spec import RunSpec
+from protocol.settings.run_spec import SEARCH_INDEX, TOOL_LIST, RunSpec
 from rollout.environments.base import Messages, Resources
 from rollout.environments.loading import load_environment, required_tools
 from rollout.environments.tool_use.tool_use import MakeToolUse
@@ -60,6 +60,12 @@ class Services(ClosedAtExit):
     def content_hash(self) -> str:
         """Content hash of the own retriever's index; "" without a search tool, or if unknown."""
         return next((tool.content_hash for tool in self.tools.values() if isinstance(tool, SearchTool)), "")
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Digests of what the policy reads besides its prompt, by their names for the user, as far as checked."""
+        known = {TOOL_LIST: self.tools_digest, SEARCH_INDEX: self.content_hash}
+        return {name: digest for name, digest in known.items() if digest}
 
     async def check(self, row: Mapping[str, Any] | None = None) -> None:
         """Call each service once. row: prompt, label and columns of a data row, for the reward services.

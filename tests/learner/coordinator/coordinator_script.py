@@ -55,6 +55,7 @@ class Script:
         more_sets: Sequence[HeldOutSet] = (),
         vocab_size: int | None = None,
         answers: WrittenAnswers | None = None,
+        services: dict[str, str] | None = None,
     ) -> None:
         self.folder = folder
         self.now = 1000.0
@@ -62,8 +63,18 @@ class Script:
         wanted = settings or settings_of()
         train, held_out = prompts(num_prompts), prompts(num_held_out, "h")[: wanted.eval.num_prompts]
         sets = [HeldOutSet(held_out, wanted.eval.samples), *more_sets] if held_out else []
+        record = RunRecord(folder, 0)
         self.coordinator = Coordinator(
-            wanted, "r1", self.ledger, train, sets, RunRecord(folder, 0), step, None, vocab_size, None, answers
+            wanted,
+            "r1",
+            self.ledger,
+            train,
+            sets,
+            record,
+            step,
+            vocab_size=vocab_size,
+            answers=answers,
+            services=services,
         )
         self.stamp: dict[str, Any] = {"run_id": "r1", "incarnation": self.coordinator.incarnation}
         self.mail: list[tuple[str, m.Message, list[bytes]]] = []

@@ -15,14 +15,14 @@ def evaluated(every_steps: int, max_steps: int = 3, **sections: dict[str, Any]) 
     return settings_of(eval=evaluation, **sections)
 
 
-def begin(folder: Path, settings: Settings, step: int = 0) -> Script:
-    return Script(folder, settings, num_prompts=80, num_held_out=3, step=step)
+def begin(folder: Path, settings: Settings, step: int = 0, services: dict[str, str] | None = None) -> Script:
+    return Script(folder, settings, num_prompts=80, num_held_out=3, step=step, services=services)
 
 
-def restart(script: Script, settings: Settings, step: int) -> Script:
+def restart(script: Script, settings: Settings, step: int, services: dict[str, str] | None = None) -> Script:
     script.advance()
     script.ledger.close()
-    return begin(script.folder, settings, step)
+    return begin(script.folder, settings, step, services)
 
 
 def finish(script: Script, leases: list[m.Lease], kind: str, version: int, reward: float = 0.5) -> None:

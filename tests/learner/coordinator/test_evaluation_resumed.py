@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from protocol.settings.run_spec import SEARCH_INDEX, TOOL_LIST
 from protocol.settings.settings import Settings
 from protocol.wire import messages as m
 from tests.learner.coordinator.evaluating import begin, evaluate, evaluated, restart, scores, take_step, waits
@@ -125,3 +126,18 @@ def test_scores_of_a_set_that_a_resume_changed_name_their_first_step_in_all_late
     assert again.coordinator.status().notices == ()
     evaluate(again, 1, 0.5)
     assert [line.get("eval/held_out/since") for line in again.metrics()] == [None, 2.0]
+
+
+@pytest.mark.parametrize("name", [TOOL_LIST, SEARCH_INDEX])
+def test_scores_with_other_tools_or_another_index_are_not_compared_with_earlier_ones(tmp_path: Path, name: str) -> None:
+    script = begin(tmp_path, evaluated(1), services={name: "a1"})
+    evaluate(script, 0, 0.0)
+    take_step(script, 1)
+    script = restart(script, evaluated(1), step=1, services={name: "a1"})
+    assert script.coordinator.status().notices == ()
+    script = restart(script, evaluated(1), step=1, services={name: "b2"})
+    scores, changed = script.coordinator.status().notices
+    assert scores.startswith("The held-out set held_out has other prompts or other sampling from step 2 on")
+    assert changed == f"{name} has changed since the last start: steps from 2 on use it as it is now."
+    evaluate(script, 1, 0.5)
+    assert [line.get("eval/held_out/since") for line in script.metrics()] == [None, 2.0]

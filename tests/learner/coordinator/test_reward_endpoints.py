@@ -10,6 +10,7 @@ import pytest
 from learner.coordinator.changes import answers_origin
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, write_cluster
+from protocol.settings.run_spec import TOOL_LIST
 from rewards.service import RewardService
 from tests.fakes.http_servers import free_address, serving
 from tests.learner.coordinator.coordinator_script import Script, settings_of
@@ -139,25 +140,27 @@ def test_operator_is_told_when_the_clusters_own_service_has_another_scorer(
         assert notice.startswith(f"The scorer behind {address}/ has changed since the last start: steps from 1 on use")
 
 
-def test_answers_of_another_model_dtype_or_scorer_have_another_origin(tmp_path: Path) -> None:
+def test_answers_of_another_model_dtype_tool_list_or_scorer_have_another_origin(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     (tmp_path / "chat_template.jinja").write_text("template")
     scorer: Any = SimpleNamespace(digest="before")
     with serving(RewardService(scorer, "f.py").app()) as address:
         given = scored_by({**EM, "url": f"{address}/em"})
-        first = answers_origin(settings_of(**given), 2, tmp_path)
-        assert answers_origin(settings_of(**given), 2, tmp_path) == first
+        first = answers_origin(settings_of(**given), 2, tmp_path, {})
+        assert answers_origin(settings_of(**given), 2, tmp_path, {}) == first
         others = [
-            answers_origin(settings_of(**given), 3, tmp_path),
-            answers_origin(settings_of(**given, policy={"dtype": "float32"}), 2, tmp_path),
+            answers_origin(settings_of(**given), 3, tmp_path, {}),
+            answers_origin(settings_of(**given, policy={"dtype": "float32"}), 2, tmp_path, {}),
+            answers_origin(settings_of(**given), 2, tmp_path, {TOOL_LIST: "a1"}),
+            answers_origin(settings_of(**given), 2, tmp_path, {TOOL_LIST: "b2"}),
         ]
         scorer.digest = "after"
-        others.append(answers_origin(settings_of(**given), 2, tmp_path))
-    assert len({first.sampled_by, *(other.sampled_by for other in others)}) == 4
+        others.append(answers_origin(settings_of(**given), 2, tmp_path, {}))
+    assert len({first.sampled_by, *(other.sampled_by for other in others)}) == 6
     assert {other.weights for other in others} == {first.weights}
     for name, content in (("chat_template.jinja", "edited"), ("model.safetensors", "trained")):
         (tmp_path / name).write_text(content)
-        others.append(answers_origin(settings_of(**given), 2, tmp_path))
+        others.append(answers_origin(settings_of(**given), 2, tmp_path, {}))
     assert len({other.weights for other in others}) == 3
 
 
@@ -168,7 +171,7 @@ def test_scorer_that_does_not_say_in_time_what_it_is_is_named(
     with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections, answers none
         given = scored_by({**EM, "url": f"http://127.0.0.1:{listener.getsockname()[1]}/em"})
         with pytest.raises(OperatorError, match=r"The scorer behind .*/em did not answer GET /health within 5 s"):
-            answers_origin(settings_of(**given), 2, tmp_path)
+            answers_origin(settings_of(**given), 2, tmp_path, {})
         (notice,) = Script(tmp_path, settings_of(**given)).coordinator.status().notices
         assert notice.endswith("/em did not answer GET /health within 5 s: whether it changed is not known.")
 

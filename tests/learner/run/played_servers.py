@@ -62,13 +62,16 @@ class PlayedRun:
         record: Path | None = None,
         *,
         share_devices: bool = False,
+        **more: Any,
     ) -> None:
         names = [f"s{each}" for each in range(number)]
         self.calls = PlayedCalls()
         self.calls.silent |= set(late)
         place = {"node_id": "n0", "cards": ["3"]}
         infos = [{"name": name, "is_started": name not in late, **place} for name in names]
-        self.servers = RunServers(infos, SPEC, self.calls, other_index, record=record, share_devices=share_devices)
+        self.servers = RunServers(
+            infos, SPEC, self.calls, other_index, record=record, share_devices=share_devices, **more
+        )
         ready = {name: {"content_hash": ""} for name in names if name not in late}
         self.calls.attached |= set(ready)
         self.servers.note_attached(ready)

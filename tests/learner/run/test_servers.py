@@ -48,13 +48,13 @@ def test_index_that_a_resume_changed_is_named_once(tmp_path: Path) -> None:
     assert PlayedRun(1, record=record).servers.note_attached({"s0": {"content_hash": "b2"}}) == []
 
 
-def test_tools_that_an_mcp_server_lists_otherwise_at_a_resume_are_said_once(tmp_path: Path) -> None:
-    record = tmp_path / "index"
-    assert PlayedRun(1, record=record).servers.note_attached({"s0": {"tools_digest": "a1"}}) == []
-    now = PlayedRun(2, record=record).servers
+def test_tools_that_an_mcp_server_lists_otherwise_later_are_said_once_or_refused() -> None:
+    now = PlayedRun(2, tools="a1").servers
+    assert now.note_attached({"s0": {"tools_digest": "a1"}}) == []
     (message,) = now.note_attached({"s0": {"tools_digest": "b2"}, "s1": {"tools_digest": "b2"}})
     assert message.startswith("s0: the tools of tools.mcp have other names, descriptions or parameters than")
-    assert PlayedRun(1, record=record).servers.note_attached({"s0": {"tools_digest": "b2"}}) == []
+    with pytest.raises(OperatorError, match=r"s0: the tools of tools\.mcp have other .* when all nodes have the same"):
+        PlayedRun(1, tools="a1", refuse_other_tools=True).servers.note_attached({"s0": {"tools_digest": "b2"}})
 
 
 def test_a_server_that_ray_restarts_on_another_gpu_than_its_ranks_ends_the_attempt() -> None:
