@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.migrate.convert import Draft, draft_of, finish
-from deploy.migrate.sources import KNOWN, commands_of
+from deploy.migrate.sources import KNOWN, TRL, commands_of
 from deploy.migrate.write import check, settings_file
 from protocol.disk.files import replace_file
 from protocol.errors import SettingsError
@@ -26,9 +26,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--accept", nargs="+", default=[], metavar="NAME", help="options whose loss you accept; all: every one"
     )
+    parser.add_argument("--trainer", choices=TRL, metavar="NAME", help="TRL's trainer, for a file of its values alone")
     given = parser.parse_args(arguments)
     try:
-        draft, source = read(given.file)
+        draft, source = read(given.file, given.trainer)
     except OSError as error:
         raise SettingsError(f"migrate: {given.file} cannot be read: {error.strerror}. Give an existing file.") from None
     problem = check(draft)
@@ -48,12 +49,12 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if lost or problem else 0
 
 
-def read(path: Path) -> tuple[Draft, str]:
+def read(path: Path, trainer: str | None = None) -> tuple[Draft, str]:
     """Return a file's first command as a draft, and its name.
 
     Raises: SettingsError when the file has no command of a known trainer.
     """
-    commands = commands_of(path)
+    commands = commands_of(path, trainer)
     if not commands:
         raise SettingsError(
             f"migrate: {path} has no command that is known here. Give a script with {'; '.join(KNOWN)}."

@@ -1,5 +1,6 @@
 """Options of another trainer, by its table, to settings with the reason of each."""
 
+import ast
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -146,6 +147,15 @@ def texts_of(text: str) -> list[str]:
     return [part for part in parts if part]
 
 
+def map_of(text: str) -> dict[str, Any] | None:
+    """Return the map of a text in JSON or Python's form; None for another text."""
+    try:
+        found = ast.literal_eval(re.sub(r"\b(true|false)\b", lambda match: match[0].title(), text) or "{}")
+    except (ValueError, SyntaxError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def is_variable(text: str) -> bool:
     """Return whether a value needs a running shell or Hydra."""
     return re.search(r"\$[\w({]|`|\?\?\?", text) is not None
@@ -195,6 +205,8 @@ def _convert(draft: Draft, name: str, option: Option, value: str) -> None:
         return
     elif kind == "filter":
         converted = max(1, converted - 1) if converted > 0 else 0
+    elif kind == "map":
+        converted = map_of(value)
     elif kind == "text":
         converted = value
     elif kind not in ("", "positive"):

@@ -1,5 +1,6 @@
 """Commands of other trainers in scripts and files: their options, and what converts them."""
 
+import ast
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,14 +11,15 @@ from typing import Any
 
 import yaml
 
-from deploy.migrate import openrlhf, verl
+from deploy.migrate import openrlhf, trl, verl
 from deploy.migrate.convert import Draft
 from deploy.migrate.hydra import flat_names, overrides_in
+from deploy.migrate.python_calls import configurations_in
 from deploy.migrate.shell import words_after
 from protocol.errors import SettingsError
 
 Options = list[tuple[str, str]]  # (name, value), in the order of the command
-KNOWN = ("openrlhf.cli.train_ppo_ray", "verl.trainer.main_ppo", "verl.trainer.sft_trainer")
+KNOWN = ("openrlhf.cli.train_ppo_ray", "verl.trainer.main_ppo", "trl grpo", "GRPOConfig(..)")
 
 
 @dataclass(frozen=True)
@@ -51,19 +53,46 @@ _OPENRLHF = {
 _VERL = Form("verl", ("verl",), verl.convert_rl)
 _SEARCH_R1 = Form("Search-R1", ("search_r1", "verl"), verl.convert_search_r1)
 _VERL_ROWS = Form("verl", ("verl_rows", "verl"), verl.convert_rows)
+
+
+def _trl_rows(objective: str, lr: float, loss: str = "sigmoid") -> Form:
+    return Form("TRL", ("trl_rows", "trl"), partial(trl.convert_rows, objective=objective, lr=lr, loss=loss))
+
+
+_GRPO = Form("TRL", ("trl_rl", "trl"), trl.convert_rl)
+TRL = {
+    "grpo": _GRPO,
+    "gspo": _GRPO,
+    "async_grpo": Form("TRL", ("trl_async", "trl_rl", "trl"), trl.convert_rl),
+    "rloo": Form("TRL", ("trl_rl", "trl"), partial(trl.convert_rl, is_rloo=True)),
+    "sft": _trl_rows("sft", 2e-5),
+    "dpo": _trl_rows("dpo", 1e-6),
+    "orpo": _trl_rows("dpo", 1e-6, loss="orpo"),
+    "cpo": _trl_rows("dpo", 1e-6, loss="cpo"),
+    "kto": _trl_rows("kto", 1e-6, loss="kto"),
+    "reward": _trl_rows("reward_model", 1e-4),
+}
 _OF_SEARCH_R1 = {"rollout.n_agent", "max_turns", "data.max_start_length", "retriever.url", "actor.state_masking"}
 _LAUNCHER = re.compile(
     r"openrlhf\.cli\.(?P<openrlhf>train_\w+)"
     r"|(?:verl|recipe)\.(?:\w+\.)*(?P<verl>main_ppo\w*|main_dapo|async_main_ppo|fully_async_main|\w*sft_trainer\w*)"
+    r"|\btrl\s+(?P<trl>sft|dpo|kto|grpo|rloo|reward)\b|-m\s+trl\.scripts\.(?P<module>\w+)"
+    r"|(?:accelerate\s+launch|python3?|torchrun|uv\s+run)\b(?!.*\s-m\s)[^|;&]*?[\s/](?P<script>\w+)\.py\b"
 )
 _PROCESSES = re.compile(r"--(nproc[_-]per[_-]node|num_processes|num_gpus|nnodes|num_nodes|num_machines)[ =]+(\d+)")
 
 
-def commands_of(path: Path) -> list[Command]:
-    """Return the training commands of a file that are known here."""
+def commands_of(path: Path, trainer: str | None = None) -> list[Command]:
+    """Return the training commands of a file that are known here. trainer: TRL's, for a file of values alone."""
     text = path.read_text(encoding="utf-8")
     if path.suffix in (".yaml", ".yml", ".json"):
-        return [_of_values(path, json.loads(text) if path.suffix == ".json" else yaml.safe_load(text))]
+        return [_of_values(path, json.loads(text) if path.suffix == ".json" else yaml.safe_load(text), trainer)]
+    if path.suffix == ".py":
+        known = {f"{name.replace('_', '')}config": form for name, form in TRL.items()}
+        calls = configurations_in(text, path.name, known)
+        if calls:
+            return [Command(name, known[name.lower()], list(options.items())) for name, options in calls]
+        text = ast.get_docstring(ast.parse(text)) or ""
     found = (_of_words(match, before, words, path) for match, before, words in words_after(text, _LAUNCHER))
     return [command for command in found if command]
 
@@ -86,19 +115,52 @@ def _of_words(match: re.Match[str], before: str, words: list[str], path: Path) -
         form = _OPENRLHF.get(name.removesuffix("_ray"))
         launched = [] if form is _OPENRLHF["train_ppo"] else _processes(before)
         return Command(name, form, launched + options_in(words)) if form else None
+    if not match["verl"]:
+        return _of_trl(match, before, words, path)
     values, lost = overrides_in(words, path.parent)
     if "sft" in match["verl"]:
         return Command(match["verl"], _VERL_ROWS, _processes(before) + list(values.items()), lost)
     return Command(match["verl"], _form_of_rl(values), list(values.items()), lost)
 
 
-def _of_values(path: Path, values: Any) -> Command:
+def _of_trl(match: re.Match[str], before: str, words: list[str], path: Path) -> Command | None:
+    name = match["trl"] or match["module"] or match["script"]
+    kinds = [kind for kind in TRL if name == kind or name.startswith(f"{kind}_")]
+    if not kinds or re.search("online|diffusion", name):
+        return None
+    given = dict(options_in(words))
+    launcher = f"{before} {match[0]}"
+    found = dict(_processes(launcher)) | dict(re.findall(r"--(config_file)[ =](\S+)", launcher))
+    lost = {"pictures": "Pictures are not there"} if "vlm" in name else {}
+    if file := given.pop("config", ""):
+        files = [folder / file for folder in (path.parent, *path.parent.parents) if (folder / file).is_file()]
+        if files:
+            found |= _flat_values(yaml.safe_load(files[0].read_text(encoding="utf-8")))
+        else:
+            lost[f"--config {file}"] = "The file is not beside the script"
+    return Command(name, TRL[max(kinds, key=len)], list((found | given).items()), lost)
+
+
+def _flat_values(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values of a file as TRL's command line has them."""
+    return {
+        name: "null" if value is None else ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in values.items()
+    }
+
+
+def _of_values(path: Path, values: Any, trainer: str | None) -> Command:
+    if isinstance(values, Mapping) and trainer:
+        return Command(path.name, TRL[trainer], list(_flat_values(values).items()))
     if isinstance(values, Mapping) and "actor_rollout_ref" in values:
         found = flat_names(values)
         return Command(path.name, _form_of_rl(found), list(found.items()))
     if isinstance(values, Mapping) and {"data", "trainer", "model"} <= set(values):
         return Command(path.name, _VERL_ROWS, list(flat_names(values).items()))
-    raise SettingsError(f"migrate: {path} is not a configuration of verl: it has no section actor_rollout_ref.")
+    raise SettingsError(
+        f"migrate: {path} is not a configuration of verl: it has no section actor_rollout_ref. For one of TRL, name "
+        f"the trainer: --trainer {', '.join(TRL)}."
+    )
 
 
 def _form_of_rl(names: Iterable[str]) -> Form:

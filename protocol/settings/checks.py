@@ -271,7 +271,7 @@ def _in_steps(settings: "Settings") -> Iterator[str]:
             f"learner.groups_per_step = {learner.groups_per_step} times rollout.group_size = {rollout.group_size} "
             f"is {num_samples} samples in one step, at most {_MAX_STEP_SAMPLES}. Lower one of them."
         )
-    if rollout.max_response_tokens >= rollout.max_context_tokens:
+    if settings.objective == "policy_gradient" and rollout.max_response_tokens >= rollout.max_context_tokens:
         yield (
             f"rollout.max_response_tokens = {rollout.max_response_tokens} leaves no room for a prompt in "
             f"rollout.max_context_tokens = {rollout.max_context_tokens}. Lower the first or raise the second."

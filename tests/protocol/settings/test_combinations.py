@@ -26,6 +26,7 @@ def test_sampling_that_makes_every_ratio_wrong_is_refused_for_training_alone(cha
     "sections",
     [
         {"learner": {"recipe": "ppo"}, "rollout": {"group_size": 1}},
+        {"objective": "sft", "rollout": {"max_context_tokens": 128}},
         {"learner": {"advantage": "reinforce_pp"}, "rollout": {"group_size": 1}},
         {"learner": {"advantage": "my.py:best"}, "rollout": {"group_size": 1}},
         {"learner": {"advantage": "package.module:best", "loss": "./a/b.py:loss"}},

@@ -1,0 +1,144 @@
+"""`sluice migrate` on TRL's commands, Python files and files of values."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.command import run_verb
+from protocol.settings.loader import load_settings
+
+GRPO = """
+accelerate launch --config_file configs/deepspeed_zero3.yaml --num_processes 4 trl/scripts/grpo.py \\
+    --model_name_or_path /models/small --dataset_name trl-lib/tldr --reward_funcs accuracy_reward my.rewards.short \\
+    --reward_weights 1.0 0.5 --num_generations 4 --per_device_train_batch_size 2 --gradient_accumulation_steps 4 \\
+    --max_completion_length 128 --max_prompt_length 256 --beta 0.04 --loss_type dr_grpo --use_peft --lora_r 8 \\
+    --max_steps 20 --warmup_steps 0.1 --chat_template_kwargs '{"enable_thinking": false}'
+"""
+PYTHON = """
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+
+steps = 5
+
+
+def short(completions, **kwargs):
+    return [-len(text) for text in completions]
+
+
+def main():
+    dataset = load_dataset("trl-lib/tldr", split="train[:10%]")
+    dataset = dataset.map(str)
+    trainer = GRPOTrainer(
+        model="/models/small",
+        reward_funcs=[short],
+        args=GRPOConfig(max_steps=steps, num_generations=4, epsilon_high=0.28, seed=secret()),
+        train_dataset=dataset,
+    )
+    trainer.train()
+"""
+
+
+def _migrate(folder: Path, text: str, name: str = "train.sh", *options: str) -> tuple[int, str]:
+    """Return the exit status and the settings file."""
+    (folder / name).write_text(text, encoding="utf-8")
+    status = run_verb(["migrate", str(folder / name), "--output", str(folder / "new.yaml"), *options])
+    return status, (folder / "new.yaml").read_text(encoding="utf-8")
+
+
+def test_command_gives_settings_that_a_run_accepts(tmp_path: Path) -> None:
+    status, text = _migrate(tmp_path, GRPO)
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert status == 0
+    assert (settings.policy.model, settings.data.train, settings.policy.lora.rank) == (
+        "/models/small",
+        "hf:trl-lib/tldr:train",
+        8,
+    )
+    assert [(endpoint.name, endpoint.weight) for endpoint in settings.rewards.endpoints] == [
+        ("reward", 1.0),
+        ("reward1", 0.5),
+    ]
+    assert "#   sluice serve-reward --function trl.rewards:accuracy_reward --port 9001\n" in text
+    assert "#   sluice serve-reward --function my.rewards:short --port 9002\n" in text
+    assert (settings.learner.zero_stage, settings.learner.num_ranks, settings.learner.betas) == (3, 4, (0.9, 0.999))
+    assert (settings.loss.aggregate, settings.kl.coefficient, settings.learner.dual_clip) == (
+        "seq_sum_norm",
+        0.04,
+        None,
+    )
+    assert (settings.learner.lr_warmup_ratio, settings.rollout.chat_template_kwargs) == (
+        0.1,
+        {"enable_thinking": False},
+    )
+
+
+def test_sizes_that_count_samples_become_prompts(tmp_path: Path) -> None:
+    _, text = _migrate(tmp_path, f"{GRPO.rstrip()} --steps_per_generation 8\n")
+    assert "  groups_per_step: 16  # per_device_train_batch_size 2; 16 prompts, 64 samples\n" in text
+    assert "  num_mini_batches: 2  # gradient_accumulation_steps 4; 32 samples an update; updates a step: 2," in text
+    assert "  max_steps: 10  # max_steps 20; 2 updates a step\n" in text
+
+
+def test_python_file_is_read_and_never_run(tmp_path: Path) -> None:
+    status, text = _migrate(tmp_path, PYTHON, "train.py")
+    written = yaml.safe_load(text)
+    assert status == 1
+    assert "#   seed ${secret()}: The script does not say its value: set run.seed\n" in text
+    assert "sluice serve-reward --function train.py:short --port 9001" in text
+    assert written["data"]["train"] == "hf:trl-lib/tldr:train[:10%]"
+    assert (written["run"]["max_steps"], written["rollout"]["group_size"]) == (5, 4)
+    assert (written["learner"]["clip_high"], written["learner"]["lr"]) == (0.28, 1e-6)
+    assert _migrate(tmp_path, PYTHON, "train.py") == (1, text)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "values", "objective", "loss"),
+    [
+        ("sft", {}, "sft", None),
+        ("dpo", {"loss_type": ["ipo"]}, "dpo", "ipo"),
+        ("orpo", {}, "dpo", "orpo"),
+        ("cpo", {"loss_type": "simpo", "simpo_gamma": 1.0}, "dpo", "simpo"),
+        ("kto", {"desirable_weight": 1.5}, "kto", None),
+        ("reward", {"center_rewards_coefficient": 0.01}, "reward_model", None),
+    ],
+)
+def test_file_of_values_trains_on_rows(
+    tmp_path: Path, trainer: str, values: dict[str, object], objective: str, loss: str | None
+) -> None:
+    given = {"model_name_or_path": "/models/small", "dataset_name": "rows.jsonl", "max_length": 128} | values
+    status, text = _migrate(tmp_path, yaml.safe_dump(given), "values.yaml", "--trainer", trainer)
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (status, settings.objective, settings.data.train) == (0, objective, "rows.jsonl")
+    assert (settings.learner.groups_per_step, settings.rollout.max_context_tokens) == (8, 128)
+    assert yaml.safe_load(text).get("preference", {}).get("loss") == loss
+    command = f"trl {trainer} --config values.yaml\n"
+    if trainer not in ("orpo", "cpo"):
+        assert _migrate(tmp_path, command)[1].splitlines()[1:] == text.splitlines()[1:]
+
+
+def test_file_of_values_needs_its_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "values.yaml").write_text("learning_rate: 1.0e-5\n", encoding="utf-8")
+    assert run_verb(["migrate", str(tmp_path / "values.yaml")]) == 2
+    assert "name the trainer: --trainer grpo," in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_text_that_is_not_python_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text("trainer = GRPOTrainer(\n", encoding="utf-8")
+    assert run_verb(["migrate", str(tmp_path / "train.py")]) == 2
+    assert capsys.readouterr().err.startswith("migrate: train.py, line 1, is not Python:")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--entropy_coef 0.1", "entropy_coef 0.1: No loss has an entropy term"),
+        ("--loss_type sapo", "loss_type sapo: learner.loss has no such name"),
+        ("--zebra 1", "Unknown to sluice migrate:\n#   zebra 1"),
+        ("--config gone.yaml", "--config gone.yaml: The file is not beside the script"),
+    ],
+)
+def test_what_is_lost_is_named(tmp_path: Path, options: str, sentence: str) -> None:
+    status, text = _migrate(tmp_path, GRPO.replace("--loss_type dr_grpo", "").rstrip() + f" {options}\n")
+    assert status == 1
+    assert sentence in text
