@@ -5,12 +5,54 @@ The coordinator computes it, and imports no torch. N trajectories take N log N o
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
+from itertools import repeat
+from typing import NamedTuple
 
+# Shorter prompts are computed for each trajectory: sharing them saves nothing.
+MIN_SHARED_TOKENS = 64
 # A token's cost grows with its trajectory's length: attention equals the linear layers' work at about this many tokens.
 _ATTENTION_PARITY_TOKENS = 4096
 
 
-def plan_step(lengths: Sequence[int], num_ranks: int, micro_batch_tokens: int) -> list[list[list[int]]]:
+def plan_groups(
+    groups: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    prompts: Sequence[int],
+    num_ranks: int,
+    micro_batch_tokens: int,
+    *,
+    are_whole: bool = False,
+) -> list[list[list[int]]]:
+    """Return [rank][micro-batch][index into lengths], as `plan_step`, of groups that share prompts.
+
+    prompts: tokens that all trajectories of a group begin with and that are computed once, or 0; one for each group.
+    Trajectories of a prompt stay together as far as they fit, unless the busiest rank has less to do with each of them
+    by itself. are_whole: each group is whole in one micro-batch.
+    """
+    size = num_ranks, micro_batch_tokens
+    if are_whole:
+        return _plan_units([_unit(*each) for each in zip(groups, repeat(lengths), prompts, strict=False)], *size)[0]
+    alone = [_unit([index], lengths, 0) for group in groups for index in group]
+    if not any(prompts):
+        return _plan_units(alone, *size)[0]
+    # Whole groups, or two parts of them for each rank, so that they can be balanced, or each trajectory by itself.
+    candidates = [
+        [
+            _unit([group[place] for place in part], lengths, prompt)
+            for group, prompt in zip(groups, prompts, strict=True)
+            for part in _cut([lengths[index] - prompt for index in group], micro_batch_tokens - prompt, num_parts)
+        ]
+        for num_parts in sorted({1, -(-2 * num_ranks // len(groups))} if num_ranks > 1 else {1})
+    ]
+    plans = [_plan_units(units, *size) for units in candidates]
+    if min(busiest for _, busiest in plans) * num_ranks > sum(unit.cost for unit in alone):
+        plans.append(_plan_units(alone, *size))
+    return min(plans, key=lambda each: each[1])[0]
+
+
+def plan_step(
+    lengths: Sequence[int], num_ranks: int, micro_batch_tokens: int, costs: Sequence[float] | None = None
+) -> list[list[list[int]]]:
     """Return [rank][micro-batch][index into lengths]: every index once, as many micro-batches on each rank.
 
     First-fit decreasing into bins of micro_batch_tokens; a longer trajectory has a micro-batch of its own. The number
@@ -18,13 +60,14 @@ def plan_step(lengths: Sequence[int], num_ranks: int, micro_batch_tokens: int) -
     collective that the others never join. Micro-batches are empty only when there are fewer trajectories than
     micro-batches.
 
+    costs: work of each trajectory; None: by its length.
     Example: lengths 5, 4, 3, 2 on two ranks with 8 tokens give [[[0, 2]], [[1, 3]]].
     Raises: ValueError when num_ranks or micro_batch_tokens is below 1.
     """
     if num_ranks < 1 or micro_batch_tokens < 1:
         raise ValueError(f"num_ranks = {num_ranks} and micro_batch_tokens = {micro_batch_tokens} must be at least 1")
     bins = _first_fit_decreasing(lengths, micro_batch_tokens)
-    costs = [cost(length) for length in lengths]
+    costs = [cost(length) for length in lengths] if costs is None else costs
     _split_until_divisible(bins, costs, num_ranks)
     return _balance(bins, costs, num_ranks)
 
@@ -32,6 +75,34 @@ def plan_step(lengths: Sequence[int], num_ranks: int, micro_batch_tokens: int) -
 def cost(length: int) -> float:
     """Return the work of one trajectory, in tokens of a short one."""
     return length * (1.0 + length / _ATTENTION_PARITY_TOKENS)
+
+
+class _Unit(NamedTuple):
+    """Trajectories of one micro-batch that share a prompt."""
+
+    indices: list[int]
+    length: int  # tokens to compute
+    cost: float
+
+
+def _unit(indices: Sequence[int], lengths: Sequence[int], prompt: int) -> _Unit:
+    whole = sum(lengths[index] for index in indices)
+    shared = len(indices) - 1
+    work = sum(cost(lengths[index]) for index in indices)
+    return _Unit(list(indices), whole - shared * prompt, work - shared * cost(prompt))
+
+
+def _cut(answers: Sequence[int], capacity: int, num_parts: int) -> list[list[int]]:
+    """Return places of answers in about num_parts parts or more, none of more tokens than the capacity."""
+    return _first_fit_decreasing(answers, max(1, min(capacity, -(-sum(answers) // num_parts))))
+
+
+def _plan_units(units: Sequence[_Unit], num_ranks: int, micro_batch_tokens: int) -> tuple[list[list[list[int]]], float]:
+    """Return (plan of the units' indices, work of the busiest rank)."""
+    costs = [unit.cost for unit in units]
+    plan = plan_step([unit.length for unit in units], num_ranks, micro_batch_tokens, costs)
+    busiest = max(sum(costs[place] for part in rank for place in part) for rank in plan)
+    return [[[i for place in part for i in units[place].indices] for part in rank] for rank in plan], busiest
 
 
 def _first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:

@@ -20,7 +20,6 @@ from learner.models.read_back import WrittenFiles
 from learner.models.settings import PolicySettings
 from learner.models.training.state import SHARD_BYTES
 from learner.models.training.trained_model import TrainedModel
-from learner.models.varlen_attention import Segments
 from learner.models.world import share
 from protocol.errors import OperatorError
 from protocol.value_heads import find_head, read_scale
@@ -51,7 +50,7 @@ class ValueModel(torch.nn.Module):
         hidden = getattr(self, self._body_name)(
             input_ids=micro_batch.tokens,
             position_ids=micro_batch.position_ids,
-            segments=Segments(micro_batch.lengths, micro_batch.tokens.device),
+            segments=micro_batch.segments,
             use_cache=False,
         ).last_hidden_state[0]
         values: Tensor = self.score(hidden[micro_batch.predict_at]).float().squeeze(-1)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from learner.models.micro_batch import MicroBatch
 from learner.models.scoring.scored_model import Scoring
-from learner.models.varlen_attention import Segments
 
 Sums = dict[str, Tensor]
 """Sums over tokens for metrics, one number each, on the device. Keys that start with "max_" are reduced by maximum."""
@@ -98,7 +97,7 @@ def add_gradient(
 
 
 def _balance(router_loss: RouterLoss, layers: Sequence[Tensor], micro_batch: MicroBatch) -> Tensor:
-    parts = zip(*(torch.split(layer.flatten(0, -2), list(micro_batch.lengths)) for layer in layers), strict=True)
+    parts = zip(*(micro_batch.split(layer.flatten(0, -2)) for layer in layers), strict=True)
     losses = [router_loss(part) * count for part, count in zip(parts, micro_batch.counts, strict=True)]
     return torch.stack(losses).sum()
 
@@ -143,7 +142,7 @@ def _forward(
         input_ids=micro_batch.tokens,
         position_ids=micro_batch.position_ids,
         logits_to_keep=micro_batch.predict_at,
-        segments=Segments(micro_batch.lengths, micro_batch.tokens.device),
+        segments=micro_batch.segments,
         scoring=None if temperature is None else Scoring(micro_batch.targets, temperature, with_entropy),
         use_cache=False,
     )

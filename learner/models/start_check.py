@@ -10,7 +10,8 @@ The code and the configuration decide what a rank computes. Each push compares t
 import copy
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import nan
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from learner.data.packing import MIN_SHARED_TOKENS
 from learner.disk.model_folder import read_max_positions
 from learner.models import own_code, varlen_attention
 from learner.models.critic import ValueModel
@@ -35,8 +37,9 @@ _log = logging.getLogger(__name__)
 
 _LIMIT = 1e-3  # nats, or a critic's value. Rounding in float32 stays 100 times below, a leak is 100 times above.
 _NUM_SCORED = 512  # last tokens of each text that are compared: they depend on every window and chunk
-_SHORT = (24, 16)  # the last is the beginning of the first
+_SHORT = (24, 16)  # tokens of short texts
 _ALONE = "Set learner.micro_batch_tokens to 1: every trajectory is then computed by itself."
+_UNSHARED = "Set learner.share_prompts to false: every trajectory then computes its own prompt."
 _OTHER_MODEL = (
     "Use another model, or a rollout.max_context_tokens below its window or chunk; of rows, shorter ones "
     "(docs/look_up/models.md)."
@@ -50,11 +53,12 @@ class Comparison:
     causal: float  # the own code: a text, and the same text with more tokens after it
     alone: float  # a text by itself
     packed: float  # several texts in one micro-batch
+    shared: float  # two of them with one prompt, computed once
     method: Method  # method of logprobs that gives the smallest difference
     error: str = ""  # first error of the rank's way to compute, or of the own code
 
-    def find_fault(self, *, is_packed: bool) -> tuple[str, str] | None:
-        """Return (fault, remedy), or None. is_packed: trajectories share a micro-batch."""
+    def find_fault(self, *, is_packed: bool, is_shared: bool) -> tuple[str, str] | None:
+        """Return (fault, remedy), or None. is_packed: trajectories share a micro-batch; is_shared: prompts, too."""
         if self.causal > _LIMIT:
             return f"lets a token see later ones (by {self.causal:.2g})", _OTHER_MODEL
         if not self.alone <= _LIMIT:
@@ -62,6 +66,8 @@ class Comparison:
             return why, _OTHER_MODEL
         if is_packed and not self.packed <= _LIMIT:
             return f"mixes trajectories of one micro-batch (by {self.packed:.2g})", _ALONE
+        if is_packed and is_shared and not self.shared <= _LIMIT:
+            return f"computes other numbers after a prompt that trajectories share (by {self.shared:.2g})", _UNSHARED
         return None
 
 
@@ -91,7 +97,7 @@ def _check(settings: PolicySettings, kind: Kind, name: str) -> list[str | None]:
     if settings.role == "policy":  # no trajectory is longer than its positions
         longest = min(longest, read_max_positions(settings.model_dir) or longest)
     found = compare(config, kind, longest, trust_remote_code=settings.trust_remote_code)
-    fault = found.find_fault(is_packed=settings.micro_batch_tokens > 1)
+    fault = found.find_fault(is_packed=settings.micro_batch_tokens > 1, is_shared=settings.share_prompts)
     if fault is not None:
         return [f"The model {name} cannot be used as the {settings.role} like this: it {fault[0]}. {fault[1]}", None]
     if kind == "language model" and found.method == "logits":
@@ -119,12 +125,12 @@ def compare(config: Any, kind: Kind, num_tokens: int, **options: Any) -> Compari
         expected = [_own_numbers(own, text, score) for text in texts]
     except Exception as error:
         return _failed(f"cannot be computed by its own code ({_words(error)})")
-    causal = _difference(expected[1][: len(expected[2])], expected[2])
+    causal = _difference(expected[-2][: len(expected[-1])], expected[-1])
     try:
         ranks = _RanksModel(auto_class, shallow, own, score, device, options)
     except Exception as error:
         return _failed(f"cannot take packed texts ({_words(error)})")
-    best = Comparison(causal, float("nan"), float("nan"), "head")
+    best = Comparison(causal, nan, nan, nan, "head")
     for method in ranks.methods:
         ranks.use(method)
         if not best.alone <= _LIMIT:
@@ -163,13 +169,16 @@ class _RanksModel:
         if not isinstance(self._model, ValueModel):
             scored_model(self._model).method = method
 
-    def compute(self, *texts: LearnerSample) -> Tensor:
-        """Return the numbers of all texts in one micro-batch."""
-        micro_batch = make_micro_batch(texts).to(self.device)
+    def compute(self, *texts: LearnerSample, share_prompts: bool = False) -> Tensor:
+        """Return the numbers of all texts, one text after the other, from one micro-batch."""
+        numbered = [replace(text, number=number) for number, text in enumerate(texts)]
+        micro_batch = make_micro_batch(numbered, share_prompts=share_prompts).to(self.device)
         if isinstance(self._model, ValueModel):
-            values: Tensor = self._model(micro_batch)
-            return values
-        return score_tokens(self, micro_batch, 1.0, with_entropy=False)[0]
+            found: Tensor = self._model(micro_batch)
+        else:
+            found = score_tokens(self, micro_batch, 1.0, with_entropy=False)[0]
+        parts = dict(zip(micro_batch.numbers, torch.split(found, list(micro_batch.counts)), strict=True))
+        return torch.cat([parts[number] for number in range(len(texts))])
 
     def __call__(self, **inputs: Any) -> Any:
         return self._model(**inputs)
@@ -182,13 +191,14 @@ def _compare(
     compute: Callable[..., Tensor], texts: list[LearnerSample], expected: list[Tensor], causal: float, method: Method
 ) -> Comparison:
     try:
-        packed = alone = _difference(compute(*texts), torch.cat(expected))
+        alone = packed = shared = _difference(compute(*texts, share_prompts=True), torch.cat(expected))
+        if not shared <= _LIMIT:
+            alone = packed = _difference(compute(*texts), torch.cat(expected))
         if not packed <= _LIMIT:
             alone = max(_difference(compute(text), wanted) for text, wanted in zip(texts, expected, strict=True))
     except Exception as error:
-        nan = float("nan")
-        return Comparison(causal, nan, nan, method, f"cannot take packed texts ({_words(error)})")
-    return Comparison(causal, alone, packed, method)
+        return Comparison(causal, nan, nan, nan, method, f"cannot take packed texts ({_words(error)})")
+    return Comparison(causal, alone, packed, shared, method)
 
 
 def _own_numbers(own: Any, text: LearnerSample, score: Tensor | None) -> Tensor:
@@ -205,22 +215,22 @@ def _own_numbers(own: Any, text: LearnerSample, score: Tensor | None) -> Tensor:
 
 
 def _texts(config: Any, num_tokens: int) -> list[LearnerSample]:
-    """Return random texts: a long one, a short one, and the short one's beginning. Longest first."""
+    """Return random texts: a long one, its prompt with a shorter end, a short one, and its beginning. Longest first."""
     rng = np.random.default_rng(0)
     named = vars(config) | vars(config.get_text_config())
     special = [value for name, value in named.items() if name.endswith(("token_id", "token_index"))]
     ordinary = np.array([i for i in range(config.get_text_config().vocab_size) if i not in special], np.int32)
-    short = rng.choice(ordinary, _SHORT[0])
-    made = []
-    for tokens in (rng.choice(ordinary, max(num_tokens, _SHORT[0])), short, short[: _SHORT[1]]):
-        places = np.arange(len(tokens))
-        is_scored = (places > 0) & (places >= len(tokens) - _NUM_SCORED)
-        made.append(LearnerSample(tokens, is_scored, np.zeros(len(tokens), np.float32)))
-    return made
+    long, end, short = (rng.choice(ordinary, number) for number in (max(num_tokens, _SHORT[0]), *_SHORT[:1] * 2))
+    prompt = max(1, len(long) - _NUM_SCORED, min(MIN_SHARED_TOKENS, len(long) - len(end)))
+    other = np.concatenate([long[:prompt], end])[: len(long) - 1]
+    texts = ((long, prompt), (other, prompt), (short, 1), (short[: _SHORT[1]], 1))
+    return [
+        LearnerSample(text, np.arange(len(text)) >= first, np.zeros(len(text), np.float32)) for text, first in texts
+    ]
 
 
 def _failed(why: str) -> Comparison:
-    return Comparison(0.0, float("nan"), float("nan"), "head", why)
+    return Comparison(0.0, nan, nan, nan, "head", why)
 
 
 def _words(error: Exception) -> str:

@@ -73,14 +73,13 @@ def token_rewards(
     has_tokens = counts > 0
     numbers = torch.tensor(micro_batch.numbers)[has_tokens]
     rewards[last[has_tokens]] = scores[numbers]
-    start = 0
     for place, number in enumerate(micro_batch.numbers if turn_rewards is not None else ()):
         first, count = int(last[place] + 1 - counts[place]), int(counts[place])
-        places = micro_batch.predict_at[first : first + count] + 1 - start  # of its model tokens, in the trajectory
+        before = micro_batch.predict_at[first : first + count]
+        places = micro_batch.position_ids[0, before] + 1  # of its model tokens, in the trajectory
         for turn in turn_rewards[number] if turn_rewards is not None and number >= 0 else ():
             rewards[first + int(torch.searchsorted(places, turn.end - 1))] += turn.reward
             rewards[last[place]] -= turn.reward
-        start += micro_batch.lengths[place]
     return rewards
 
 

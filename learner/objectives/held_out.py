@@ -18,6 +18,7 @@ from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_bat
 from learner.models.roles import Roles
 from learner.objectives.policy_gradient import add_fixed_columns
 from protocol.settings.evaluation import MAIN_SET
+from protocol.settings.learner import LearnerSettings
 from protocol.settings.settings import Settings
 
 MeanOf = Callable[[Sums], Mapping[str, Tensor | float]]
@@ -41,7 +42,7 @@ class HeldOut:
         self._evals, self._last_step = settings.eval, settings.run.max_steps
         self._micro_batches: list[MicroBatch] = []
         if self._evals.every_steps and settings.data.eval:
-            self._micro_batches = _pack(_rows_of_rank_0(settings, model), settings.learner.micro_batch_tokens)
+            self._micro_batches = _pack(_rows_of_rank_0(settings, model), settings.learner)
 
     def before(self, step: int) -> dict[str, float]:
         """Return the scores before the first step, empty when they are not due. Collective."""
@@ -85,15 +86,13 @@ def _rows_of_rank_0(settings: Settings, model: Path) -> list[list[SftRow]]:
     return shared[0]
 
 
-def _pack(groups: Sequence[Sequence[SftRow]], micro_batch_tokens: int) -> list[MicroBatch]:
+def _pack(groups: Sequence[Sequence[SftRow]], learner: LearnerSettings) -> list[MicroBatch]:
     """Return this rank's micro-batches; a group is whole in one, and its rows are numbered one after the other."""
     size = len(groups[0])
     lengths = [sum(len(row.tokens) for row in group) for group in groups]
-    plan = plan_step(lengths, dist.get_world_size(), micro_batch_tokens)[dist.get_rank()]
-    return [
-        make_micro_batch([_sample(groups[place][i], size * place + i) for place in part for i in range(size)])
-        for part in plan
-    ]
+    plan = plan_step(lengths, dist.get_world_size(), learner.micro_batch_tokens)[dist.get_rank()]
+    parts = [[_sample(groups[place][i], size * place + i) for place in part for i in range(size)] for part in plan]
+    return [make_micro_batch(part, share_prompts=learner.share_prompts) for part in parts]
 
 
 def _sample(row: SftRow, number: int) -> LearnerSample:

@@ -38,6 +38,7 @@ class Kto:
         """Arguments: as of `HeldOut`."""
         self._roles, self._settings, self._reduce = roles, settings.preference, reduce
         self._num_epochs = settings.learner.num_epochs
+        self._share_prompts = settings.learner.share_prompts
         self._held_out = HeldOut(roles, settings, model, self._loss_of, _held_out_means, reduce)
 
     def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
@@ -58,7 +59,10 @@ class Kto:
     def _plan(
         self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int
     ) -> tuple[StepPlan, list[MicroBatch]]:
-        plan = plan_updates(batch, trajectories, policy_version, torch.ones_like, [True] * len(batch.facts))
+        is_trained = [True] * len(batch.facts)
+        plan = plan_updates(
+            batch, trajectories, policy_version, torch.ones_like, is_trained, share_prompts=self._share_prompts
+        )
         return plan, add_fixed_columns(plan.micro_batches, self._roles, with_old=False)
 
     def _loss_of(self, micro_batches: Sequence[MicroBatch]) -> LossFunction:

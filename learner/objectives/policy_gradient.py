@@ -163,7 +163,15 @@ class PolicyGradient:
         """Return the step's plan and its micro-batches with every column that the updates need."""
         shaped = shaped_rewards(batch, self._settings, self._roles.memory)
         is_trained, divisor = shaped.is_trained.tolist(), self._divisor(batch)
-        plan = plan_updates(batch, trajectories, policy_version, self._aggregate, is_trained, divisor)
+        plan = plan_updates(
+            batch,
+            trajectories,
+            policy_version,
+            self._aggregate,
+            is_trained,
+            divisor,
+            share_prompts=self._settings.learner.share_prompts,
+        )
         micro_batches = add_fixed_columns(plan.micro_batches, self._roles, with_old=self._has_old_column(plan))
         advantages = self._advantages(batch, micro_batches, shaped.rewards)
         if self._roles.critic is not None:

@@ -40,6 +40,7 @@ class Preference:
         """Arguments: as of `HeldOut`."""
         self._roles = roles
         self._num_epochs = settings.learner.num_epochs
+        self._share_prompts = settings.learner.share_prompts
         self._loss = PairLoss(settings.preference)
         self._held_out = HeldOut(roles, settings, model, lambda _: self._loss, _held_out_means, reduce)
 
@@ -47,7 +48,9 @@ class Preference:
         """Take one step and return its outcome. Collective. Arguments: as `PolicyGradient.take_step`."""
         held_out = self._held_out.before(batch.step)
         is_trained = [True] * len(batch.facts)
-        plan = plan_updates(batch, trajectories, policy_version, torch.ones_like, is_trained)
+        plan = plan_updates(
+            batch, trajectories, policy_version, torch.ones_like, is_trained, share_prompts=self._share_prompts
+        )
         micro_batches = add_fixed_columns(plan.micro_batches, self._roles, with_old=False)
         num_planned = [part.num_planned for part in batch.mini_batches] or [len(batch.planned)]
         results = [

@@ -41,6 +41,7 @@ class RewardModelling:
         """Arguments: as of `HeldOut`."""
         self._engine, self._memory = cast(RewardEngine, roles.policy), roles.memory
         self._num_epochs = settings.learner.num_epochs
+        self._share_prompts = settings.learner.share_prompts
         self._loss = partial(pair_loss, settings.preference.center_coefficient)
         self._held_out = HeldOut(roles, settings, model, lambda _: self._loss, _held_out_means, reduce)
         if not settings.data.eval:
@@ -51,7 +52,10 @@ class RewardModelling:
     def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
         """Take one step and return its outcome. Collective. Arguments: as `PolicyGradient.take_step`."""
         held_out = self._held_out.before(batch.step)
-        plan = plan_updates(batch, trajectories, policy_version, torch.ones_like, [True] * len(batch.facts))
+        is_trained = [True] * len(batch.facts)
+        plan = plan_updates(
+            batch, trajectories, policy_version, torch.ones_like, is_trained, share_prompts=self._share_prompts
+        )
         num_planned = [part.num_planned for part in batch.mini_batches] or [len(batch.planned)]
         results = [
             self._engine.step(part, self._loss, num // 2)

@@ -57,11 +57,14 @@ def plan_updates(
     aggregate: Aggregate,
     is_trained: Sequence[bool],
     divisor: Divisor = None,
+    *,
+    share_prompts: bool,
 ) -> StepPlan:
     """Return the step's micro-batches on this rank, with the weight of each token in its update.
 
     trajectories: this rank's, by index into batch.facts. policy_version: the learner's before the step.
     is_trained: one value per trajectory of the step; False: its tokens have weight 0.
+    share_prompts: equal prompts of a micro-batch are computed once.
     A token's weight is the aggregate's weight times the divisor, because the update divides its loss by that number.
     """
     micro_batches: list[MicroBatch] = []
@@ -72,7 +75,8 @@ def plan_updates(
         weight = num_model_tokens if divisor is None else divisor(counts)
         weights = dict(zip(indices, (aggregate(counts) * weight).tolist(), strict=True))
         for own_indices in index_lists:
-            packed = make_micro_batch([_sample(trajectories[index], index) for index in own_indices])
+            samples = [_sample(trajectories[index], index) for index in own_indices]
+            packed = make_micro_batch(samples, share_prompts=share_prompts)
             micro_batches.append(_with_weights(packed, weights, batch, policy_version))
         updates.append(Update(len(index_lists), num_model_tokens, weight))
     return StepPlan(tuple(micro_batches), tuple(updates))

@@ -33,6 +33,7 @@ class Supervised:
         """Arguments: as of `HeldOut`."""
         self._policy = roles.policy
         self._num_epochs = settings.learner.num_epochs
+        self._share_prompts = settings.learner.share_prompts
         self._held_out = HeldOut(roles, settings, model, lambda _: self._held_out_loss, _mean_per_token, reduce)
 
     def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
@@ -43,7 +44,7 @@ class Supervised:
         def weigh(counts: Tensor) -> Tensor:
             return AGGREGATES["token_mean"](counts, 1.0)
 
-        plan = plan_updates(batch, trajectories, policy_version, weigh, is_trained)
+        plan = plan_updates(batch, trajectories, policy_version, weigh, is_trained, share_prompts=self._share_prompts)
         results = [
             self._update(part, update.divisor)
             for _ in range(self._num_epochs)

@@ -240,6 +240,10 @@ class LearnerSettings(AlgorithmSettings):
         description="A step begins with the groups that are ready; false: with all. All: with a critic, several "
         "updates, whitened advantages, normalised rewards, equal_groups = skip, keep_batches or a shared device.",
     )
+    share_prompts: bool = Field(
+        True,
+        description="Samples of one prompt in a micro-batch compute it once, if it has 64 tokens; false: each does.",
+    )
     lr: NonNegativeFloat = Field(1e-6, description="Peak learning rate; 0: the weights do not change.")
     lr_warmup_steps: Count = Field(0, description="Steps of linear warm-up.")
     lr_warmup_ratio: Fraction = Field(0.0, description="Linear warm-up as a share of run.max_steps.")

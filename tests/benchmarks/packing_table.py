@@ -3,7 +3,8 @@
     python -m tests.benchmarks.packing_table [--seed N] [--short]
 
 A tiny random model of each architecture that is named here goes through the check of a start:
-a text of 60 tokens and two short ones, by its own code, alone and packed. --short: the first six.
+two texts of up to 120 tokens with one prompt and two short ones, by its own code, alone, packed, and with the
+prompt computed once. --short: the first six.
 
 holds: every one is as ARCHITECTURES has it. The table of docs/look_up/models.md is what this prints.
 """
@@ -32,13 +33,13 @@ _BASE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 128,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
-_GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+_GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 _MAMBA: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
 _LINEAR: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention"],
@@ -142,7 +143,7 @@ def main() -> int:
     names = list(ARCHITECTURES)[: 6 if arguments.short else None]
     counts = dict.fromkeys((EXACT, ALONE, REFUSED), 0)
     others = []
-    print("| architecture | a run with it | causal | alone | packed | error |\n|---|---|---|---|---|---|")
+    print("| architecture | a run with it | causal | alone | packed | shared | error |\n|---|---|---|---|---|---|---|")
     for name, outcome, detail in measure(names, arguments.seed):
         print(f"| {name.removesuffix('Config')} | {outcome} | {detail} |", flush=True)
         counts[outcome] += 1
@@ -164,12 +165,13 @@ def measure(names: list[str], seed: int) -> Iterator[tuple[str, str, str]]:
     """Yield (architecture, what a run does with it, differences in nats and the error)."""
     for name in names:
         found = comparison_of(name, seed)
-        alone, packed = (found.find_fault(is_packed=is_packed) for is_packed in (False, True))
+        alone, packed = (found.find_fault(is_packed=is_packed, is_shared=True) for is_packed in (False, True))
         outcome = EXACT if packed is None else ALONE if alone is None else REFUSED
-        yield name, outcome, f"{found.causal:.0e} | {found.alone:.0e} | {found.packed:.0e} | {found.error[:90]}"
+        differences = (found.causal, found.alone, found.packed, found.shared)
+        yield name, outcome, " | ".join([*(f"{each:.0e}" for each in differences), found.error[:90]])
 
 
-def comparison_of(name: str, seed: int, num_tokens: int = 60, **others: Any) -> Comparison:
+def comparison_of(name: str, seed: int, num_tokens: int = 120, **others: Any) -> Comparison:
     """Return the check of a start for a tiny random model of the architecture. others: of its configuration."""
     import transformers
 

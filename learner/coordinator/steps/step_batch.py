@@ -9,7 +9,7 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from learner.coordinator.groups.group import Group
-from learner.data.packing import plan_step
+from learner.data.packing import MIN_SHARED_TOKENS, plan_groups
 from protocol.settings.learner import LearnerSettings
 from protocol.wire.messages import MAX_GROUPS, Batch, MiniBatch
 from protocol.wire.trajectory import Trajectory
@@ -136,13 +136,24 @@ def build_step(
     planned = [part for group, part in zip(groups, group_indices, strict=True) if not group.equal_rewards()]
     if settings.equal_groups == "keep" or not planned:
         planned = group_indices
+    lengths = [trajectory.facts.num_tokens for trajectory in trajectories]
     plans = []
     for mini_batch in _cut(planned, settings.num_mini_batches):
-        units = mini_batch if are_whole else [[index] for part in mini_batch for index in part]
-        lengths = [sum(trajectories[index].facts.num_tokens for index in unit) for unit in units]
-        plan = plan_step(lengths, settings.num_ranks, settings.micro_batch_tokens)
-        plans.append([[[index for place in part for index in units[place]] for part in rank] for rank in plan])
+        prompts = [_shared_tokens([trajectories[i] for i in group]) * settings.share_prompts for group in mini_batch]
+        size = settings.num_ranks, settings.micro_batch_tokens
+        plans.append(plan_groups(mini_batch, lengths, prompts, *size, are_whole=are_whole))
     return StepBatch(step, policy_version, tuple(groups), tuple(trajectories), group_indices, plans)
+
+
+def _shared_tokens(group: Sequence[Trajectory]) -> int:
+    """Return the length of the group's prompt; 0 if it is short, or not the same one in all its trajectories."""
+    first = group[0]
+    length = first.facts.num_prompt_tokens
+    are_equal = length >= MIN_SHARED_TOKENS and all(
+        other.facts.num_prompt_tokens == length and np.array_equal(other.tokens[:length], first.tokens[:length])
+        for other in group[1:]
+    )
+    return length if are_equal and len(group) > 1 else 0
 
 
 def _cut(groups: Sequence[list[int]], num_parts: int) -> list[Sequence[list[int]]]:

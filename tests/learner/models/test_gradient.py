@@ -86,7 +86,7 @@ def test_model_receives_positions_and_lengths_and_keeps_no_cache() -> None:
     score_tokens(table, micro_batch(6, 4), 1.0, with_entropy=False)
     (call,) = table.calls
     assert call["position_ids"].tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3]]
-    assert call["segments"].bounds.tolist() == [0, 6, 10]
+    assert call["segments"].queries.ends.tolist() == [0, 6, 10]
     assert call["use_cache"] is False
     assert call["logits_to_keep"].tolist() == [0, 1, 2, 3, 4, 6, 7, 8]
 

@@ -56,6 +56,50 @@ def test_micro_batch_does_not_change_when_a_sample_changes_later() -> None:
     assert batch.tokens.tolist() == [[1, 2, 3]]
 
 
+def group(prompt: int, *answers: int, first: int = 0) -> list[LearnerSample]:
+    """Return samples of one prompt of tokens from `first` on, whose answers have the numbers of tokens."""
+    prompts = list(range(first, first + prompt))
+    return [
+        replace(sample([*prompts, *[500 + place] * answer], [0] * prompt + [1] * answer), number=place)
+        for place, answer in enumerate(answers)
+    ]
+
+
+def test_shared_prompt_is_in_the_first_segment_alone() -> None:
+    batch = make_micro_batch([*group(64, 1, 3), sample([7, 8], [0, 1])], share_prompts=True)
+    assert batch.lengths == (67, 2, 1)
+    assert batch.prompts == ((0, 0), (0, 0), (0, 64))
+    assert batch.numbers == (1, -1, 0)
+    assert batch.tokens[0, 64:].tolist() == [501, 501, 501, 7, 8, 500]
+    assert batch.position_ids[0, 64:].tolist() == [64, 65, 66, 0, 1, 64]
+    assert batch.predict_at.tolist() == [63, 64, 65, 67, 63]
+    assert batch.targets.tolist() == [501, 501, 501, 8, 500]
+
+
+def test_prompts_are_shared_among_their_own_samples_alone() -> None:
+    batch = make_micro_batch([*group(70, 5, 2, 9), *group(64, 1, 30, first=3)], share_prompts=True)
+    assert batch.lengths == (94, 79, 1, 5, 2)
+    assert batch.prompts == ((0, 0), (0, 0), (0, 64), (94, 70), (94, 70))
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        group(63, 1, 2),  # short
+        [*group(64, 1), *group(64, 1, first=1)],  # not the same tokens
+        [*group(64, 1), *group(65, 1)],  # not the same length
+        [sample([1] * 70, [0] * 70), sample([1] * 70, [0] * 70)],  # no answer
+    ],
+)
+def test_other_prompts_are_not_shared(samples: list[LearnerSample]) -> None:
+    assert set(make_micro_batch(samples, share_prompts=True).prompts) == {(0, 0)}
+
+
+def test_equal_samples_share_their_prompt_and_keep_their_answers() -> None:
+    batch = make_micro_batch(group(64, 2, 2), share_prompts=True)
+    assert (batch.lengths, batch.numbers) == ((66, 2), (0, 1))
+
+
 def test_sample_whose_first_token_was_written_by_the_model_is_refused() -> None:
     """It would be predicted from the last token of the sample before it."""
     with pytest.raises(AssertionError, match="first token is its prompt's"):

@@ -98,6 +98,20 @@ def test_router_loss_does_not_depend_on_packing(tmp_path: Path) -> None:
         torch.testing.assert_close(gradient[name], each, rtol=1e-4, atol=1e-6)
 
 
+def test_router_loss_does_not_depend_on_a_shared_prompt(tmp_path: Path) -> None:
+    model = model_of("MixtralConfig", tmp_path)
+    tokens = np.random.default_rng(0).integers(0, VOCAB, 100).astype(np.int32)
+    samples = [
+        LearnerSample(tokens[:length], np.arange(length) >= 70, np.zeros(length, np.float32)) for length in (100, 83)
+    ]
+    parts = [[make_micro_batch(samples, share_prompts=share_prompts)] for share_prompts in (True, False)]
+    assert [part.tokens.numel() for (part,) in parts] == [113, 183]
+    (shared, gradient), (alone, expected) = (add(model, part) for part in parts)
+    assert float(shared[ROUTER_AUX_LOSS]) == pytest.approx(float(alone[ROUTER_AUX_LOSS]), rel=1e-5)
+    for name, each in expected.items():
+        torch.testing.assert_close(gradient[name], each, rtol=1e-4, atol=1e-6)
+
+
 def test_model_without_experts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match=r"learner\.router_aux_loss = 0\.5 needs a mixture of experts .* qwen2 has"):
         router_loss_of(model_of("Qwen2Config", tmp_path), 0.5)

@@ -1,6 +1,7 @@
 """The check of a start: models that a rank computes as their own code does at the run's length, and refused ones."""
 
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ _LAYERS = ["chunked_attention", "full_attention"]
 
 
 def outcome_of(found: Comparison) -> str:
-    if found.find_fault(is_packed=True) is None:
+    if found.find_fault(is_packed=True, is_shared=True) is None:
         return EXACT
-    return ALONE if found.find_fault(is_packed=False) is None else REFUSED
+    return ALONE if found.find_fault(is_packed=False, is_shared=True) is None else REFUSED
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_threshold_that_is_called_jitter_makes_another_function_without_it() -> 
     given = {**_BASE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
     found = compare(transformers.PhimoeConfig(**given), "language model", 24)
     assert outcome_of(found) == REFUSED
-    fault = found.find_fault(is_packed=True)
+    fault = found.find_fault(is_packed=True, is_shared=False)
     assert fault is not None
     assert fault[0].startswith("computes other numbers than its own code (by ")
 
@@ -114,23 +115,26 @@ def test_model_that_changes_its_logits_in_its_own_code_gets_the_method_by_logits
 
 
 @pytest.mark.parametrize(
-    ("found", "is_packed", "fault"),
+    ("found", "is_packed", "is_shared", "fault"),
     [
-        (Comparison(0.0, 1e-6, 1e-6, "head"), True, None),
-        (Comparison(0.0, 1e-6, 0.01, "head"), True, "mixes trajectories of one micro-batch (by 0.01)"),
-        (Comparison(0.0, 1e-6, 0.01, "head"), False, None),
-        (Comparison(0.0, 0.01, 0.01, "head"), False, "computes other numbers than its own code (by 0.01)"),
+        (Comparison(0.0, 1e-6, 1e-6, 1e-6, "head"), True, True, None),
+        (Comparison(0.0, 1e-6, 0.01, 0.01, "head"), True, True, "mixes trajectories of one micro-batch (by 0.01)"),
+        (Comparison(0.0, 1e-6, 0.01, 0.01, "head"), False, True, None),
         (
-            Comparison(0.0, float("nan"), float("nan"), "head"),
-            False,
-            "computes other numbers than its own code (by nan)",
+            Comparison(0.0, 1e-6, 1e-6, 0.01, "head"),
+            True,
+            True,
+            "computes other numbers after a prompt that trajectories share (by 0.01)",
         ),
-        (Comparison(0.0, float("nan"), float("nan"), "head", "raises"), True, "raises"),
-        (Comparison(0.2, 1e-6, 1e-6, "head"), False, "lets a token see later ones (by 0.2)"),
+        (Comparison(0.0, 1e-6, 1e-6, 0.01, "head"), True, False, None),
+        (Comparison(0.0, 0.01, 0.01, 0.01, "head"), False, True, "computes other numbers than its own code (by 0.01)"),
+        (Comparison(0.0, nan, nan, nan, "head"), False, True, "computes other numbers than its own code (by nan)"),
+        (Comparison(0.0, nan, nan, nan, "head", "raises"), True, True, "raises"),
+        (Comparison(0.2, 1e-6, 1e-6, 1e-6, "head"), False, True, "lets a token see later ones (by 0.2)"),
     ],
 )
-def test_fault_names_the_difference(found: Comparison, is_packed: bool, fault: str | None) -> None:
-    answer = found.find_fault(is_packed=is_packed)
+def test_fault_names_the_difference(found: Comparison, is_packed: bool, is_shared: bool, fault: str | None) -> None:
+    answer = found.find_fault(is_packed=is_packed, is_shared=is_shared)
     assert (answer and answer[0]) == fault
 
 

@@ -83,11 +83,88 @@ def test_attention_equals_the_formula_in_float64(
         start += length
 
 
-def test_attention_gradient_passes_the_numeric_check() -> None:
+# Two whole segments, and others after a part of the first or the second.
+SHARED = (9, 7, 5, 4, 1, 3, 3)
+PROMPTS = ((0, 0), (0, 0), (0, 6), (0, 6), (0, 6), (9, 4), (9, 4))
+
+
+def seen_by(place: int, window: int | None) -> list[int]:
+    """Return the flat places that a flat place sees."""
+    start = 0
+    for length, (prompt, number) in zip(SHARED, PROMPTS, strict=True):
+        if start <= place < start + length:
+            seen = [*range(prompt, prompt + number), *range(start, place + 1)]
+            return seen[-(window or len(seen)) :]
+        start += length
+    raise AssertionError(place)
+
+
+@pytest.mark.parametrize("num_key_heads", [4, 1])
+@pytest.mark.parametrize("window", [None, 1, 3, 8])
+def test_segments_see_the_prompt_that_they_share(num_key_heads: int, window: int | None) -> None:
     torch.manual_seed(0)
-    lengths = (4, 3, 3, 1)
+    q = torch.randn(1, 4, sum(SHARED), 8, dtype=torch.float64)
+    k, v = torch.randn(2, 1, num_key_heads, sum(SHARED), 8, dtype=torch.float64)
+    segments = Segments(SHARED, torch.device("cpu"), PROMPTS)
+    found, _ = attend(torch.nn.Module(), q, k, v, None, 0.3, sliding_window=window, segments=segments)
+    for place in range(sum(SHARED)):
+        seen = seen_by(place, window)
+        for head in range(4):
+            group = head * num_key_heads // 4
+            weights = (0.3 * k[0, group, seen] @ q[0, head, place]).softmax(0)
+            torch.testing.assert_close(found[0, place, head], weights @ v[0, group, seen])
+
+
+@pytest.mark.parametrize("window", [None, 3, 8])
+def test_the_gpus_kernel_gets_each_prompt_once_for_each_segment_that_sees_it(window: int | None) -> None:
+    torch.manual_seed(0)
+    segments = Segments(SHARED, torch.device("cpu"), PROMPTS)
+    whole = [torch.randn(1, heads, sum(SHARED), 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+
+    def kernel(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        ends_q: torch.Tensor,
+        ends_k: torch.Tensor,
+        longest_q: int,
+        longest_k: int,
+        scale: float,
+        window_size: tuple[int, int],
+    ) -> torch.Tensor:
+        """Flash attention's contract: in each segment the last query and the last key are at one place."""
+        assert (longest_q, longest_k) == (9, 11)
+        outputs = []
+        for q_, k_, v_ in zip(*(_cut(*each) for each in ((q, ends_q), (k, ends_k), (v, ends_k))), strict=True):
+            places = torch.arange(len(k_))
+            distances = places[-len(q_) :, None] - places
+            mask = (distances >= 0) & (distances <= (window_size[0] if window_size[0] >= 0 else len(k_)))
+            rows = [each.transpose(0, 1) for each in (q_, k_, v_)]
+            out = torch.nn.functional.scaled_dot_product_attention(*rows, attn_mask=mask, scale=scale, enable_gqa=True)
+            outputs.append(out.transpose(0, 1))
+        return torch.cat(outputs)
+
+    found = flash([each[0].transpose(0, 1) for each in whole], segments, None, window, kernel)
+    expected = attend(torch.nn.Module(), *whole, None, sliding_window=window, segments=segments)[0][0]
+    torch.testing.assert_close(found, expected)
+    weight = torch.randn_like(found)
+    ours, theirs = (torch.autograd.grad((out * weight).sum(), whole) for out in (found, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
+def _cut(tokens: torch.Tensor, ends: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.split(tokens, ends.diff().tolist())
+
+
+@pytest.mark.parametrize(
+    ("lengths", "prompts"), [((4, 3, 3, 1), ()), ((4, 3, 2, 2, 1), ((0, 0), (0, 0), (0, 3), (0, 3), (4, 1)))]
+)
+def test_attention_gradient_passes_the_numeric_check(
+    lengths: tuple[int, ...], prompts: tuple[tuple[int, int], ...]
+) -> None:
+    torch.manual_seed(0)
     inputs = [torch.randn(1, 2, sum(lengths), 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    segments = Segments(lengths, torch.device("cpu"))
+    segments = Segments(lengths, torch.device("cpu"), prompts)
     assert torch.autograd.gradcheck(
         lambda q, k, v: attend(torch.nn.Module(), q, k, v, None, 0.5, segments=segments)[0], inputs
     )

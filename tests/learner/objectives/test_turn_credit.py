@@ -79,6 +79,16 @@ def test_rewards_and_advantages_of_tokens_are_those_of_a_loop_over_them(parts: l
         assert advantage.tolist() == pytest.approx(slow, abs=1e-6)
 
 
+def test_rewards_of_turns_stand_where_they_do_without_a_shared_prompt() -> None:
+    mask = np.isin(np.arange(80), [70, 71, 75, 76, 77])
+    samples = [LearnerSample(np.arange(80, dtype=np.int32), mask, np.zeros(80, np.float32), number=n) for n in (0, 1)]
+    turns = [[TurnReward(72, 0.25)], [TurnReward(72, -2.0)]]
+    scores = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    micro_batch = make_micro_batch(samples, share_prompts=True)
+    assert micro_batch.lengths == (80, 10)
+    assert token_rewards(micro_batch, scores, turns).tolist() == [0, 0.25, 0, 0, 0.75, 0, -2.0, 0, 0, 5.0]
+
+
 def test_rewards_of_turns_are_left_at_the_end_where_none_are_named() -> None:
     made = credited()
     micro_batch = packed(made, [0, 1])

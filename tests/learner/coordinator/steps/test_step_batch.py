@@ -1,5 +1,7 @@
 """One step's batch: who gets which trajectories, and what the data alone says."""
 
+import msgspec
+import numpy as np
 import pytest
 
 from learner.coordinator.groups.group import Group
@@ -86,6 +88,39 @@ def test_there_are_no_more_mini_batches_than_groups_that_take_part() -> None:
     settings = LearnerSettings(groups_per_step=3, equal_groups="skip", num_mini_batches=3)
     batch = build_step(1, 3, [group_of("a", [1, 1]), group_of("b", [0, 1]), group_of("c", [1, 0])], settings)
     assert [each.num_planned for each in batch.share_of(0, "r1", 2, 7)[0].mini_batches] == [2, 2]
+
+
+def long_group(name: str, prompts: list[int], lengths: list[int]) -> Group:
+    """Return a group whose trajectories have prompts of one token repeated, each by its number, of these lengths."""
+    group = Group(name, Prompt(name, "?", "A", {}), "train", 0, 0, len(prompts))
+    for index, (token, length) in enumerate(zip(prompts, lengths, strict=True)):
+        made = make_trajectory(name, index, "s1", 3, float(index))
+        total = length + 20
+        facts = msgspec.structs.replace(
+            made.facts, num_tokens=total, num_prompt_tokens=length, version_spans=[VersionSpan(length, total, 3)]
+        )
+        mask = (np.arange(total) >= length).astype(np.uint8)
+        group.receive(Trajectory(facts, np.full(total, token, np.int32), np.zeros(total, np.float32), mask))
+    return group
+
+
+@pytest.mark.parametrize(
+    ("prompts", "lengths", "is_shared", "num_parts"),
+    [
+        ([1, 1, 1], [100, 100, 100], True, 1),  # 160 tokens
+        ([1, 1, 1], [100, 100, 100], False, 3),  # 120 each
+        ([1, 1, 2], [100, 100, 100], True, 3),
+        ([1, 1, 1], [100, 100, 99], True, 3),
+        ([1, 1, 1], [63, 63, 63], True, 2),  # too short, and 83 each
+    ],
+)
+def test_micro_batches_are_filled_by_the_tokens_that_are_computed(
+    prompts: list[int], lengths: list[int], is_shared: bool, num_parts: int
+) -> None:
+    settings = LearnerSettings(groups_per_step=1, micro_batch_tokens=170, share_prompts=is_shared)
+    ((parts,),) = build_step(1, 3, [long_group("a", prompts, lengths)], settings).plans
+    assert len(parts) == num_parts
+    assert sorted(index for part in parts for index in part) == [0, 1, 2]
 
 
 def test_metrics_say_what_the_data_says() -> None:
