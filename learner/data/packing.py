@@ -8,8 +8,6 @@ from heapq import heapify, heappop, heappush
 from itertools import repeat
 from typing import NamedTuple
 
-# Shorter prompts are computed for each trajectory: sharing them saves nothing.
-MIN_SHARED_TOKENS = 64
 # A token's cost grows with its trajectory's length: attention equals the linear layers' work at about this many tokens.
 _ATTENTION_PARITY_TOKENS = 4096
 

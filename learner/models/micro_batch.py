@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.data.packing import MIN_SHARED_TOKENS
 from learner.models.varlen_attention import Segments
+from protocol.settings.learner import MIN_SHARED_TOKENS
 
 
 @dataclass(frozen=True)
@@ -108,18 +108,18 @@ def make_micro_batch(samples: Sequence[LearnerSample], *, share_prompts: bool = 
     before = [piece.places(where - 1, start) for piece, where, start in zip(pieces, masked, starts, strict=True)]
     advantages = np.repeat([s.advantage for s in ordered], [len(where) for where in masked])
     return MicroBatch(
-        tokens=_joined([piece.sample.tokens[piece.begin :] for piece in pieces], np.int64)[None],
-        position_ids=_joined([np.arange(p.begin, len(p.sample.tokens)) for p in pieces], np.int64)[None],
+        tokens=_concatenate([piece.sample.tokens[piece.begin :] for piece in pieces], np.int64)[None],
+        position_ids=_concatenate([np.arange(p.begin, len(p.sample.tokens)) for p in pieces], np.int64)[None],
         lengths=tuple(lengths),
         prompts=tuple((piece.source, piece.begin) for piece in pieces),
         counts=tuple(len(where) for where in masked),
-        predict_at=_joined(before, np.int64),
-        targets=_joined([s.tokens[where] for s, where in zip(ordered, masked, strict=True)], np.int64),
-        behaviour_logprobs=_joined(
+        predict_at=_concatenate(before, np.int64),
+        targets=_concatenate([s.tokens[where] for s, where in zip(ordered, masked, strict=True)], np.int64),
+        behaviour_logprobs=_concatenate(
             [s.behaviour_logprobs[where] for s, where in zip(ordered, masked, strict=True)], np.float32
         ),
-        advantages=_joined([advantages], np.float32),
-        weights=_joined([s.weights_at(where) for s, where in zip(ordered, masked, strict=True)], np.float32),
+        advantages=_concatenate([advantages], np.float32),
+        weights=_concatenate([s.weights_at(where) for s, where in zip(ordered, masked, strict=True)], np.float32),
         numbers=tuple(s.number for s in ordered),
     )
 
@@ -151,5 +151,5 @@ def _pieces(samples: Sequence[LearnerSample], *, share_prompts: bool) -> list[_P
     return [*(_Piece(first) for first, *_ in sharers), *others]
 
 
-def _joined(parts: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> Tensor:
+def _concatenate(parts: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> Tensor:
     return torch.from_numpy(np.concatenate(parts).astype(dtype))

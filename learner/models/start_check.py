@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learner.data.packing import MIN_SHARED_TOKENS
 from learner.disk.model_folder import read_max_positions
 from learner.models import own_code, varlen_attention
 from learner.models.critic import ValueModel
@@ -31,6 +30,7 @@ from learner.models.settings import PolicySettings
 from learner.models.shallow import make_own, shallow_config, share_weights
 from learner.models.world import own_device, share_object
 from protocol.errors import OperatorError
+from protocol.settings.learner import MIN_SHARED_TOKENS
 
 Kind = Literal["language model", "critic"]
 _log = logging.getLogger(__name__)

@@ -37,6 +37,8 @@ CORRECTIONS: dict[str, Set[str]] = {
 }
 KINDS = {"advantage": ADVANTAGES, "loss": LOSSES, "correction": CORRECTIONS}
 
+MIN_SHARED_TOKENS = 64  # shorter prompts are computed for each trajectory: sharing them saves nothing
+
 _Aggregate = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_sum_norm"]
 AGGREGATES = get_args(_Aggregate)
 _Recipe = Literal["grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp", "ppo", "gspo", "cispo"]
@@ -242,7 +244,8 @@ class LearnerSettings(AlgorithmSettings):
     )
     share_prompts: bool = Field(
         True,
-        description="Samples of one prompt in a micro-batch compute it once, if it has 64 tokens; false: each does.",
+        description=f"Samples of one prompt in a micro-batch compute it once, if it has {MIN_SHARED_TOKENS} tokens; "
+        "false: each does.",
     )
     lr: NonNegativeFloat = Field(1e-6, description="Peak learning rate; 0: the weights do not change.")
     lr_warmup_steps: Count = Field(0, description="Steps of linear warm-up.")

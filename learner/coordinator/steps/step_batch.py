@@ -9,8 +9,8 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from learner.coordinator.groups.group import Group
-from learner.data.packing import MIN_SHARED_TOKENS, plan_groups
-from protocol.settings.learner import LearnerSettings
+from learner.data.packing import plan_groups
+from protocol.settings.learner import MIN_SHARED_TOKENS, LearnerSettings
 from protocol.wire.messages import MAX_GROUPS, Batch, MiniBatch
 from protocol.wire.trajectory import Trajectory
 
