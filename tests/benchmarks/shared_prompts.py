@@ -1,6 +1,6 @@
 """Steps with each prompt computed once and for each sample: `python -m tests.benchmarks.shared_prompts [--short]`.
 
-A step has 4 prompts with 8 answers each, of a dense model of 17M parameters, on one thread: GRPO's loss, with and
+A step has 4 prompts with 8 answers each, of a dense model of 4.5M parameters, on one thread: GRPO's loss, with and
 without a reference for a KL. Prompts of 1,000, 300 and 100 tokens, answers of 128 and of 16 to 1,024. Steps with
 learner.share_prompts = true and false alternate; a ratio is the median over pairs. The gradient is that of the first
 step, in float32: its difference is the norm of the difference over the norm. --short: one pair of one case, without a
@@ -32,7 +32,7 @@ from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.policy_settings import small_policy_settings
 from tests.fakes.tiny_models import make_tiny_model
 
-_GROUPS, _SAMPLES, _BUDGET, _PAIRS = 4, 8, 8192, 5
+_GROUPS, _SAMPLES, _BUDGET, _PAIRS = 4, 8, 8192, 3
 _SPEED, _DIFFERENCE = 3.0, 1e-6
 # Prompt, shortest and longest answer.
 _CASES = {"1000+128": (1000, 128, 128), "300+16..1024": (300, 16, 1024), "100+128": (100, 128, 128)}
@@ -43,7 +43,7 @@ def main() -> int:
     torch.set_num_threads(1)
     join_world(0, 1, "127.0.0.1", 0, timeout_s=60)
     with tempfile.TemporaryDirectory() as name:
-        form = {"hidden_size": 384, "num_layers": 8, "vocab_size": 2048, "max_positions": 4096}
+        form = {"hidden_size": 256, "num_layers": 4, "vocab_size": 2048, "max_positions": 4096}
         folder = make_tiny_model(Path(name), tied=False, width=0.02, **form)
         settings = small_policy_settings(folder, lr=0.0)
         policy, plain = PolicyEngine(settings), load_model(settings)
