@@ -44,8 +44,8 @@ class CurrentStep:
         self.step = last_step  # last step that ended
         self.policy_version = policy_version  # policy version after that step
         self.parts: list[StepBatch] = []  # of the running step; empty: between steps
-        # Versions of servers that get leases: [v], or [v, v + 1] while a step runs, because rank 0 pushes v + 1 before
-        # it reports the step. With older weights a sample would start stale. Newer ones are of a lost start, on a
+        # Versions of servers that get leases: [v], or [v, v + 1] once a step is whole, because rank 0 then pushes v + 1
+        # before it reports the step. With older weights a sample would start stale. Newer ones are of a lost start, on a
         # server that this start has not synced yet.
         self.leasable_versions = range(policy_version, policy_version + 1)
         self.detail = "starting"  # what the run does or waits for, shown to users
@@ -156,7 +156,7 @@ class CurrentStep:
         self.parts.append(batch)
         if self.is_whole:
             self._groups.count_step(join(self.parts).groups)
-        self.leasable_versions = range(self.policy_version, self.policy_version + 2)
+            self.leasable_versions = range(self.policy_version, self.policy_version + 2)
         self.detail = f"step {batch.step} is training"
 
     def _missing(self, names: Iterable[str]) -> str:

@@ -335,3 +335,14 @@ def test_ranks_push_again_in_the_middle_of_a_step(tmp_path: Path) -> None:
     script.advance(4.0)
     assert script.ask(1, part=1) == [m.PushAgain(**script.stamp, step=1)]
     assert len(script.demand(version=0)) == 3
+
+
+def test_server_with_weights_of_a_lost_start_gets_no_lease_while_a_step_lacks_groups(tmp_path: Path) -> None:
+    script = four_a_step(tmp_path)
+    first, *others = script.demand(num_groups=2)
+    script.finish("s1", first)
+    script.batch(1, part=0)
+    assert script.demand("s2", version=1) == []
+    for lease in (*others, *script.demand("s2", version=0)):
+        script.finish("s2" if lease not in others else "s1", lease)
+    assert script.batch(1, part=1).is_last
