@@ -6,7 +6,7 @@ Exit status: 0 when every figure has the recorded bits; 1 when one differs or no
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ _ABOUT = """\
 Train a kept step again from the newest checkpoint before it, and compare its loss, gradient norm and other figures
 with the recorded ones, bit for bit. A run keeps steps with learner.keep_batches. --with shows the same batch under
 other settings of the loss: --with learner.loss=gspo --with kl.coefficient=0.01."""
+_WIDEST = 120  # columns of the widest table
 # What decides the loss of a batch that is already chosen, scored and packed.
 _SECTIONS = ("kl.", "loss.", "preference.", "distill.", "critic.", "reference.")
 _SETTINGS = {
@@ -84,7 +85,7 @@ def _replay(run: Path, step: int, changes: Sequence[str], scratch: Path, *, is_j
         facts = {"is_equal": is_equal, "has_served_weights": found.has_served_weights, "notes": found.notes}
         print(json.dumps({"step": step, **facts, "figures": [asdict(figure) for figure in figures]}))
         return 0 if is_equal else 1
-    _show(figures, job.differences)
+    show(figures, job.differences)
     beginning = f"{job.checkpoint.path}" if job.checkpoint else "the run's first models"
     print(f"From {beginning} through {len(job.steps)} kept step{'s' if len(job.steps) > 1 else ''}.")
     for note in found.notes:
@@ -171,15 +172,25 @@ def figures_of(recorded: "KeptOutcome | None", found: "ReplayResult") -> list[Fi
     return [Figure(name, *(column.get(name) for column in columns)) for name in first]
 
 
-def _show(figures: Sequence[Figure], differences: dict[str, str]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in ("figure", "recorded", "replayed", *(["changed"] if differences else [])):
+def show(figures: Sequence[Figure], differences: dict[str, str]) -> None:
+    """Print the table with every digit. Equal figures beside changed ones need one column: the three are too wide."""
+    columns: dict[str, Callable[[Figure], float | None]] = {
+        "recorded": lambda figure: figure.recorded,
+        "replayed": lambda figure: figure.replayed,
+    }
+    if differences:
+        if all(figure.recorded is None or figure.is_equal for figure in figures):
+            del columns["recorded"]
+        columns["changed"] = lambda figure: figure.changed
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("figure", *columns):
         table.add_column(column, no_wrap=True)
     for figure in figures:
-        values = [figure.recorded, figure.replayed, *([figure.changed] if differences else [])]
+        values = [read(figure) for read in columns.values()]
         cells = ["" if value is None else repr(value) for value in values]
         table.add_row(figure.name, *cells, style="" if figure.is_equal else "bold")
     console = Console(markup=False, emoji=False, highlight=False)
+    console.width = max(console.width, _WIDEST)
     console.print(table)
     if differences:
         console.print("Changed:", ", ".join(f"{name} = {value}" for name, value in differences.items()))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from deploy.command import run_verb
+from learner.rank.replay.command import Figure, show
 from learner.rank.replay.kept_steps import kept_steps
 from tests.fakes.warm_process import run_warm
 from tests.learner.rank.replay.kept_runs import CASES, NUM_STEPS, SAVED
@@ -134,3 +135,22 @@ def test_a_change_that_cannot_be_shown_is_refused(
 ) -> None:
     assert run_verb(["replay", str(run), "3", "--with", change]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("replayed", [-1.2345678901234567e-05, -1.2345678901234569e-05])
+@pytest.mark.parametrize("differences", [{}, {"learner.loss": "gspo"}])
+def test_table_has_every_digit_in_80_columns(
+    replayed: float, differences: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    recorded, changed = -1.2345678901234567e-05, -9.876543210987654e-05
+    figure = Figure("policy/effective_sample_share", recorded, replayed, changed if differences else None)
+    show([figure], differences)
+    lines = capsys.readouterr().out.splitlines()
+    row = lines[1].split()
+    values = [replayed, changed] if differences else [recorded, replayed]
+    if differences and replayed != recorded:
+        values.insert(0, recorded)
+    assert row == [figure.name, *map(repr, values)]
+    if replayed == recorded:
+        assert max(map(len, lines)) <= 80
