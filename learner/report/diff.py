@@ -1,9 +1,8 @@
 """`sluice diff A B`: where two runs part, from their folders alone.
 
-The parts are compared in the order in which one causes the next: settings, installation, prompts and their order, the
-tokens of a prompt, sampled tokens, rewards, batches, the learner's figures, weights. The first that differs is where
-the runs part; what follows it may be its consequence. Exit status: 0 without a difference, 1 with one, 2 for a folder
-that is not a run's.
+The parts are compared in the order in which one causes the next: settings, installation, services, prompts and their
+order, tokens, rewards, batches, figures, weights, held-out answers. The first that differs is where the runs part; what
+follows it may be its consequence. Exit status: 0 without a difference, 1 with one, 2 for a folder that is not a run's.
 """
 
 import argparse
@@ -11,9 +10,10 @@ import json
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import zip_longest
+from functools import partial
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,29 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from learner.disk.run_folder import CHECKPOINTS, INSTALLATION, LEDGER, SETTINGS, read_only_uri
+from learner.disk.run_folder import (
+    CHECKPOINTS,
+    INSTALLATION,
+    LEARNER_VALUES,
+    LEDGER,
+    SEARCH_INDEX,
+    SETTINGS,
+    TOOL_LIST,
+    read_only_uri,
+)
 from learner.report.facts import read_run
 from protocol.errors import OperatorError
 from protocol.settings.loader import read_yaml
 
 _NAMES = ("run.name", "run.dir", "run.resume")  # name a run and change nothing about it
-_FIGURES = ("policy/", "critic/", "preference/", "kto/", "reward_model/")  # of the learner, in metrics.jsonl
+# Figures of metrics.jsonl: of the learner, of an evaluation, and of time and faults, which runs never share. The others
+# are of the data.
+_OF_LEARNER = ("policy/", "critic/", "preference/", "kto/", "reward_model/", "distill/")
+_OF_EVALUATION = ("eval/",)
+_OF_TIME = ("time", "at_s", "perf/", "health/", "data/window_used", "data/retried", "data/failed", "data/num_parts")
+_FILES = {SEARCH_INDEX: "the search index", TOOL_LIST: "the tools of the MCP servers"}
+_SHOWN = 60  # last letters of a held-out answer
+_VALUES = ("logprobs", "advantages", "entropies")  # of a token, by the learner
 
 
 @dataclass(frozen=True)
@@ -47,18 +63,25 @@ def find_differences(a: Path, b: Path) -> list[Finding]:
     no_pair = "" if pairs else "samples.jsonl records no sample of both runs (report.samples_per_step)"
     same_text = [each for each in pairs if each[1]["tokens"] == each[2]["tokens"]]
     lines = read_run(a).lines, read_run(b).lines
+    of_others = (*_OF_LEARNER, *_OF_EVALUATION, *_OF_TIME)
     return [
         Finding("settings", _first(_unlike(_flat(read_yaml(a / SETTINGS)), _flat(read_yaml(b / SETTINGS))))),
         Finding("installation", *_of_installations(a, b)),
+        Finding("services and own code", *_of_ledgers(a, b, partial(_services, a, b))),
         Finding("prompts", *_of_ledgers(a, b, _prompts)),
         Finding("order of the prompts", *_of_ledgers(a, b, _order)),
-        Finding("tokens of a prompt", _first(_tokens(pairs, is_prompt=True)), no_pair),
-        Finding("sampled tokens", _first(_tokens(pairs, is_prompt=False)), no_pair),
+        Finding("tokens of a prompt", _first(_tokens(pairs, "prompt")), no_pair),
+        Finding("tokens of the environment", _first(_tokens(pairs, "environment")), no_pair),
+        Finding("sampled tokens", _first(_tokens(pairs, "model")), no_pair),
         Finding("logprobs of the sampler", _first(_logprobs(same_text)), no_pair),
         Finding("rewards of the same text", _first(_rewards(same_text)), no_pair),
+        Finding("other facts of the same text", _first(_facts(same_text)), no_pair),
         Finding("batches", *_of_ledgers(a, b, _batches)),
-        Finding("figures of the learner", _first(_figures(*lines))),
+        Finding("figures of the data", _first(_figures(*lines, lambda name: not name.startswith(of_others)))),
+        Finding("learner's values of the same text", _first(_values(a, b, same_text)), no_pair),
+        Finding("figures of the learner", _first(_figures(*lines, lambda name: name.startswith(_OF_LEARNER)))),
         Finding("weights", *_weights(a, b)),
+        Finding("held-out answers", _first(chain(_answers(a, b), _figures(*lines, _is_of_evaluation)))),
     ]
 
 
@@ -81,6 +104,9 @@ def main(arguments: Sequence[str]) -> int:
     for each in findings:
         table.add_row(each.part, Text(each.difference or (f"not compared: {each.unknown}" if each.unknown else "same")))
     Console().print(table)
+    ends = [max((int(line["step"]) for line in read_run(folder).lines), default=0) for folder in folders]
+    if ends[0] != ends[1]:
+        print(f"A ends at step {ends[0]}, B at step {ends[1]}: the steps that only one has were not compared.")
     first = next((each.part for each in findings if each.difference), None)
     print(f"The runs part at: {first}." if first else "No difference was found.")
     return 1 if first else 0
@@ -127,11 +153,36 @@ def _of_ledgers(
         return _first(compare(first, second)), ""
 
 
+def _services(a: Path, b: Path, of_a: sqlite3.Connection, of_b: sqlite3.Connection) -> Iterator[str]:
+    """Yield what differs behind equal settings: scorers, users' files, indexes, tools."""
+    query = "SELECT key, value FROM meta WHERE key LIKE 'code:%' OR key = 'reward_source'"
+    one, other = dict(of_a.execute(query)), dict(of_b.execute(query))
+    for key in sorted(one.keys() & other.keys()):
+        if one[key] != other[key]:
+            yield f"{key.removeprefix('code:')} is {one[key]} in A, {other[key]} in B"
+    # The same file or scorer may have another path or port.
+    rest = [
+        {key: each[key] for key in sorted(each.keys() - both.keys())} for each, both in ((one, other), (other, one))
+    ]
+    if sorted(rest[0].values()) != sorted(rest[1].values()):
+        names = [", ".join(key.removeprefix("code:") for key in each) or "none" for each in rest]
+        yield f"scorers or own files with other contents: {names[0]} in A, {names[1]} in B"
+    for name, words in _FILES.items():
+        files = a / name, b / name
+        if all(file.exists() for file in files) and files[0].read_bytes() != files[1].read_bytes():
+            yield f"{words} differ" if words.endswith("s") else f"{words} differs"
+
+
 def _prompts(a: sqlite3.Connection, b: sqlite3.Connection) -> Iterator[str]:
     claims = "SELECT key, value FROM meta WHERE key IN ('claim:prompts', 'claim:rows')"
     names = {"claim:prompts": "the prompts of data.train", "claim:rows": "labels or other columns of data.train"}
     of_a, of_b = dict(a.execute(claims)), dict(b.execute(claims))
     yield from (f"{name} differ" for key, name in names.items() if of_a.get(key) != of_b.get(key))
+    sets = "SELECT key, substr(value, 1, instr(value, ' at temperature')) FROM meta WHERE key LIKE 'eval_set:%'"
+    of_a, of_b = dict(a.execute(sets)), dict(b.execute(sets))
+    for key in sorted(of_a.keys() & of_b.keys()):
+        if of_a[key] != of_b[key]:
+            yield f"the prompts or labels of the held-out set {key.removeprefix('eval_set:')} differ"
 
 
 def _order(a: sqlite3.Connection, b: sqlite3.Connection) -> Iterator[str]:
@@ -143,9 +194,10 @@ def _order(a: sqlite3.Connection, b: sqlite3.Connection) -> Iterator[str]:
 
 
 def _batches(a: sqlite3.Connection, b: sqlite3.Connection) -> Iterator[str]:
+    facts = ("policy version", "tokens", "tokens of the model", "reward", "end")
     query = (
-        'SELECT step, "group", sample_index, oldest_version FROM trajectories '
-        "WHERE kind = 'train' AND step IS NOT NULL ORDER BY step, \"group\", sample_index"
+        'SELECT step, "group", sample_index, oldest_version, num_tokens, num_model_tokens, reward, finish '
+        "FROM trajectories WHERE kind = 'train' AND step IS NOT NULL ORDER BY step, \"group\", sample_index"
     )
     steps = [db.execute("SELECT COALESCE(MAX(step), 0) FROM trajectories").fetchone()[0] for db in (a, b)]
     for one, other in zip_longest(a.execute(query), b.execute(query)):
@@ -155,10 +207,11 @@ def _batches(a: sqlite3.Connection, b: sqlite3.Connection) -> Iterator[str]:
         if step > min(steps):  # one run is shorter
             return
         if one is not None and other is not None and one[:3] == other[:3]:
-            yield f"step {step}: sample {one[2]} of {one[1]} is of policy version {one[3]} in A, {other[3]} in B"
-        else:
-            row, name = min((row[:3], name) for row, name in ((one, "A"), (other, "B")) if row is not None)
-            yield f"step {step}: {name} alone trains sample {row[2]} of {row[1]}"
+            unlike = _unlike(dict(zip(facts, one[3:], strict=True)), dict(zip(facts, other[3:], strict=True)))
+            yield from (f"step {step}: sample {one[2]} of {one[1]}: {text}" for text in unlike)
+            continue
+        row, name = min((row[:3], name) for row, name in ((one, "A"), (other, "B")) if row is not None)
+        yield f"step {step}: {name} alone trains sample {row[2]} of {row[1]}"
         return
 
 
@@ -180,14 +233,19 @@ def _read_samples(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
 _Pair = tuple[tuple[str, int], dict[str, Any], dict[str, Any]]
 
 
-def _tokens(pairs: Sequence[_Pair], *, is_prompt: bool) -> Iterator[str]:
+def _tokens(pairs: Sequence[_Pair], author: str) -> Iterator[str]:
+    """Yield the first difference of each sample that is in tokens of one author: prompt, environment or model."""
     for (group, index), a, b in pairs:
-        parts = []
-        for line in (a, b):
-            end = line["num_prompt_tokens"]
-            parts.append(line["tokens"][:end] if is_prompt else line["tokens"][end:])
+        ends = [line["num_prompt_tokens"] for line in (a, b)]
+        is_prompt = author == "prompt"
+        parts = [
+            line["tokens"][:end] if is_prompt else line["tokens"][end:] for line, end in zip((a, b), ends, strict=True)
+        ]
         place = next((i for i, (one, other) in enumerate(zip_longest(*parts)) if one != other), None)
-        if place is not None:
+        if place is None:
+            continue
+        masks = [line["loss_mask"][end + place :][:1] for line, end in zip((a, b), ends, strict=True)]
+        if is_prompt or (author == "model") == any(masks[0] + masks[1]):
             ids = [part[place] if place < len(part) else "the end" for part in parts]
             behind = "" if is_prompt else " behind the prompt"
             yield f"step {a['step']}: sample {index} of {group}: token {place}{behind} is {ids[0]} in A, {ids[1]} in B"
@@ -207,14 +265,71 @@ def _rewards(pairs: Sequence[_Pair]) -> Iterator[str]:
             yield f"step {a['step']}: sample {index} of {group}: {a['reward']:g} in A, {b['reward']:g} in B ({parts})"
 
 
-def _figures(a: Sequence[Mapping[str, float]], b: Sequence[Mapping[str, float]]) -> Iterator[str]:
+def _facts(pairs: Sequence[_Pair]) -> Iterator[str]:
+    for (group, index), a, b in pairs:
+        place = f"step {a['step']}: sample {index} of {group}"
+        short = [{name: line.get(name) for name in ("label", "finish")} for line in (a, b)]
+        yield from (f"{place}: {text}" for text in _unlike(*short))
+        for name in ("loss_mask", "version_spans"):
+            if name in a and name in b and a[name] != b[name]:
+                yield f"{place}: {name} differs"
+
+
+def _figures(
+    a: Sequence[Mapping[str, float]], b: Sequence[Mapping[str, float]], is_wanted: Callable[[str], bool]
+) -> Iterator[str]:
     others = {line["step"]: line for line in b}
     for line in a:
         if (other := others.get(line["step"])) is not None:
-            learnt = [
-                {name: each[name] for name in sorted(each) if name.startswith(_FIGURES)} for each in (line, other)
-            ]
-            yield from (f"step {line['step']:.0f}: {text}" for text in _unlike(*learnt))
+            wanted = [{name: each[name] for name in sorted(each) if is_wanted(name)} for each in (line, other)]
+            yield from (f"step {line['step']:.0f}: {text}" for text in _unlike(*wanted))
+
+
+def _is_of_evaluation(name: str) -> bool:
+    return name.startswith(_OF_EVALUATION)
+
+
+def _values(a: Path, b: Path, pairs: Sequence[_Pair]) -> Iterator[str]:
+    """Yield the first token of each sample of which the learners say something else."""
+    step, of_step = -1, [dict[tuple[str, int], dict[str, list[float]]]()] * 2
+    for (group, index), line, _ in pairs:
+        if line["step"] != step:
+            step = line["step"]
+            of_step = [_values_of_step(run, step) for run in (a, b)]
+        both = [values[group, index] for values in of_step if (group, index) in values]
+        for name in _VALUES if len(both) == 2 else ():
+            each = enumerate(zip_longest(both[0][name], both[1][name]))
+            if (found := next(((place, *two) for place, two in each if two[0] != two[1]), None)) is not None:
+                where = f"step {step}: sample {index} of {group}: {name} {found[0]}"
+                yield f"{where}: {found[1]} in A, {found[2]} in B"
+
+
+def _values_of_step(run: Path, step: int) -> dict[tuple[str, int], dict[str, list[float]]]:
+    found: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for path in sorted((run / LEARNER_VALUES).glob(f"step_{step}.rank_*.json")):
+        with suppress(ValueError):  # cut off by a kill
+            found |= {(row["group"], row["sample_index"]): row for row in json.loads(path.read_bytes())}
+    return found
+
+
+def _answers(a: Path, b: Path) -> Iterator[str]:
+    keys = ("step", "set", "uid", "sample", "is_greedy")
+    of_runs: list[dict[Any, dict[str, Any]]] = []
+    for run in (a, b):
+        path, found = run / "evaluations.jsonl", {}
+        for text in path.read_bytes().splitlines() if path.exists() else ():
+            with suppress(ValueError):  # cut off by a kill
+                line = json.loads(text)
+                found[tuple(line.get(key) for key in keys)] = line
+        of_runs.append(found)
+    for key, one in of_runs[0].items():
+        other = of_runs[1].get(key, one)
+        unlike = (name for name in ("response", "reward", "reward_parts", "finish") if one.get(name) != other.get(name))
+        for name in unlike:
+            values = [str(each.get(name))[-_SHOWN:] for each in (one, other)]
+            place = f"step {key[0]}: sample {key[3]} of {key[2]} in {key[1]}"
+            yield f"{place}: {name} {values[0]!r} in A, {values[1]!r} in B"
+            break
 
 
 def _weights(a: Path, b: Path) -> tuple[str, str]:

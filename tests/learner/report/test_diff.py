@@ -68,6 +68,11 @@ def _weights(run: Path) -> None:
     path.write_text(path.read_text().replace("abc", "abd"))
 
 
+_VALUES = (
+    '[{"group": "e0-q2-0", "sample_index": 0, "logprobs": [-1], "entropies": [1], "advantages": [0.5]}, '
+    '{"group": "e0-q2-1", "sample_index": 0, "logprobs": [], "entropies": [], "advantages": []}]'
+)
+
 PLANTED: list[tuple[str, Plant, str]] = [
     ("settings", _yaml("learner.lr", 0.5), "learner.lr is "),
     ("settings", _yaml("run.seed", 77), "run.seed is "),
@@ -110,7 +115,7 @@ PLANTED: list[tuple[str, Plant, str]] = [
     (
         "batches",
         _sql("UPDATE trajectories SET oldest_version = 7 WHERE step = 3 AND sample_index = 2"),
-        "version 2 in A, 7 in B",
+        "policy version is 2 in A, 7 in B",
     ),
     (
         "figures of the learner",
@@ -122,8 +127,54 @@ PLANTED: list[tuple[str, Plant, str]] = [
         _line("metrics.jsonl", 3, lambda line: line.update({"policy/grad_norm": 9.0})),
         "grad_norm is ",
     ),
+    (
+        "services and own code",
+        _sql("UPDATE meta SET value = 'x' WHERE key = 'code:loss.py'"),
+        "loss.py is abc in A, x in",
+    ),
+    ("services and own code", _sql("INSERT INTO meta VALUES ('code:own.py', 'x')"), "none in A, own.py in B"),
+    ("services and own code", _sql("UPDATE meta SET value = 'x' WHERE key = 'reward_source'"), "reward_source is "),
+    ("services and own code", lambda run: (run / "search_index").write_text("x"), "the search index differs"),
+    ("services and own code", lambda run: (run / "tool_list").write_text("x"), "the tools of the MCP servers differ"),
+    ("prompts", _sql("UPDATE meta SET value = 'x' || value WHERE key = 'eval_set:own'"), "the held-out set own differ"),
+    (
+        "tokens of the environment",
+        _line("samples.jsonl", 3, lambda line: line["tokens"].__setitem__(line["loss_mask"].index(0, 40), 1)),
+        ", 1 in B",
+    ),
+    (
+        "other facts of the same text",
+        _line("samples.jsonl", 3, lambda line: line["loss_mask"].__setitem__(-1, 0)),
+        "loss_mask differs",
+    ),
+    ("other facts of the same text", _line("samples.jsonl", 3, lambda line: line.update(finish="time")), "time in B"),
+    ("other facts of the same text", _line("samples.jsonl", 3, lambda line: line.update(label="x")), "label is "),
+    (
+        "batches",
+        _sql("UPDATE trajectories SET reward = 7 WHERE step = 3 AND sample_index = 2"),
+        "reward is 0.0 in A, 7.0",
+    ),
+    ("batches", _sql("UPDATE trajectories SET finish = 'time' WHERE step = 3"), "end is "),
+    (
+        "figures of the data",
+        _line("metrics.jsonl", 2, lambda line: line.update({"reward/mean": 9.0})),
+        "reward/mean is ",
+    ),
+    (
+        "learner's values of the same text",
+        lambda run: (run / "learner_values" / "step_2.rank_0.json").write_text(_VALUES.replace("0.5", "9")),
+        "step 2: sample 0 of e0-q2-0: advantages 0: 0.5 in A, 9 in B",
+    ),
+    ("held-out answers", _line("evaluations.jsonl", 4, lambda line: line.update(response="x")), "'x' in B"),
+    ("held-out answers", _line("metrics.jsonl", 4, lambda line: line.update({"eval/own/reward": 9.0})), "9.0 in B"),
     ("weights", _weights, "checkpoint step_000004"),
 ]
+
+
+META = (
+    "INSERT INTO meta VALUES ('code:loss.py', 'abc'), ('reward_source', 'own'), "
+    "('eval_set:own', 'abc at temperature 1, sampled by x')"
+)
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +186,17 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     (a / "installation.json").write_text('{"sluice": "1", "python": "3.11.2", "torch": "2", "vllm": "0.3"}')
     (a / "checkpoints" / "step_000004").mkdir(parents=True)
     (a / "checkpoints" / "step_000004" / "MANIFEST.json").write_text('{"policy_digest": "abc"}')
+    for name in ("search_index", "tool_list"):
+        (a / name).write_text("abc")
+    (a / "learner_values").mkdir()
+    (a / "learner_values" / "step_2.rank_0.json").write_text(_VALUES)
+    _sql(META)(a)
     shutil.copytree(a, b)
     return a, b
 
 
 def test_equal_runs_have_no_difference(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert [(each.difference, each.unknown) for each in find_differences(*pair)] == [("", "")] * 11
+    assert [(each.difference, each.unknown) for each in find_differences(*pair)] == [("", "")] * 17
     assert main([str(path) for path in pair]) == 0
     assert "No difference was found." in capsys.readouterr().out
 
@@ -154,6 +210,16 @@ def test_each_planted_difference_is_named(
     found = [each for each in find_differences(a, b) if each.difference]
     assert [each.part for each in found] == [part]
     assert words in found[0].difference
+
+
+def test_a_run_with_fewer_steps_is_said(
+    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shorter = shutil.copytree(pair[1], tmp_path / "b")
+    lines = (shorter / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (shorter / "metrics.jsonl").write_text("".join(lines[:-1]))
+    assert main([str(pair[0]), str(shorter)]) == 0
+    assert "A ends at step 4, B at step 3: the steps that only one has were not compared." in capsys.readouterr().out
 
 
 def test_a_missing_folder_and_missing_records_are_said(pair: tuple[Path, Path], tmp_path: Path) -> None:
