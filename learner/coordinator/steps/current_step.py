@@ -45,8 +45,8 @@ class CurrentStep:
         self.policy_version = policy_version  # policy version after that step
         self.parts: list[StepBatch] = []  # of the running step; empty: between steps
         # Versions of servers that get leases: [v], or [v, v + 1] once a step is whole, because rank 0 then pushes v + 1
-        # before it reports the step. With older weights a sample would start stale. Newer ones are of a lost start, on a
-        # server that this start has not synced yet.
+        # before it reports the step. With older weights a sample would start stale. Newer ones are of a lost start, on
+        # a server that this start has not synced yet.
         self.leasable_versions = range(policy_version, policy_version + 1)
         self.detail = "starting"  # what the run does or waits for, shown to users
         self.stop_reason: str | None = None  # reason to end the run before its last step
