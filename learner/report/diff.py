@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from learner.disk.run_folder import (
-    CHECKPOINTS,
-    INSTALLATION,
-    LEARNER_VALUES,
-    LEDGER,
-    SEARCH_INDEX,
-    SETTINGS,
-    TOOL_LIST,
-    read_only_uri,
-)
+from learner.disk.run_folder import CHECKPOINTS, INSTALLATION, LEARNER_VALUES, LEDGER, SETTINGS, read_only_uri
 from learner.report.facts import read_run
 from protocol.errors import OperatorError
 from protocol.settings.loader import read_yaml
@@ -41,7 +31,6 @@ _NAMES = ("run.name", "run.dir", "run.resume")  # name a run and change nothing 
 _OF_LEARNER = ("policy/", "critic/", "preference/", "kto/", "reward_model/", "distill/")
 _OF_EVALUATION = ("eval/",)
 _OF_TIME = ("time", "at_s", "perf/", "health/", "data/window_used", "data/retried", "data/failed", "data/num_parts")
-_FILES = {SEARCH_INDEX: "the search index", TOOL_LIST: "the tools of the MCP servers"}
 _SHOWN = 60  # last letters of a held-out answer
 _VALUES = ("logprobs", "advantages", "entropies")  # of a token, by the learner
 
@@ -67,7 +56,7 @@ def find_differences(a: Path, b: Path) -> list[Finding]:
     return [
         Finding("settings", _first(_unlike(_flat(read_yaml(a / SETTINGS)), _flat(read_yaml(b / SETTINGS))))),
         Finding("installation", *_of_installations(a, b)),
-        Finding("services and own code", *_of_ledgers(a, b, partial(_services, a, b))),
+        Finding("services and own code", *_of_ledgers(a, b, _services)),
         Finding("prompts", *_of_ledgers(a, b, _prompts)),
         Finding("order of the prompts", *_of_ledgers(a, b, _order)),
         Finding("tokens of a prompt", _first(_tokens(pairs, "prompt")), no_pair),
@@ -153,10 +142,10 @@ def _of_ledgers(
         return _first(compare(first, second)), ""
 
 
-def _services(a: Path, b: Path, of_a: sqlite3.Connection, of_b: sqlite3.Connection) -> Iterator[str]:
+def _services(a: sqlite3.Connection, b: sqlite3.Connection) -> Iterator[str]:
     """Yield what differs behind equal settings: scorers, users' files, indexes, tools."""
     query = "SELECT key, value FROM meta WHERE key LIKE 'code:%' OR key = 'reward_source'"
-    one, other = dict(of_a.execute(query)), dict(of_b.execute(query))
+    one, other = dict(a.execute(query)), dict(b.execute(query))
     for key in sorted(one.keys() & other.keys()):
         if one[key] != other[key]:
             yield f"{key.removeprefix('code:')} is {one[key]} in A, {other[key]} in B"
@@ -167,10 +156,6 @@ def _services(a: Path, b: Path, of_a: sqlite3.Connection, of_b: sqlite3.Connecti
     if sorted(rest[0].values()) != sorted(rest[1].values()):
         names = [", ".join(key.removeprefix("code:") for key in each) or "none" for each in rest]
         yield f"scorers or own files with other contents: {names[0]} in A, {names[1]} in B"
-    for name, words in _FILES.items():
-        files = a / name, b / name
-        if all(file.exists() for file in files) and files[0].read_bytes() != files[1].read_bytes():
-            yield f"{words} differ" if words.endswith("s") else f"{words} differs"
 
 
 def _prompts(a: sqlite3.Connection, b: sqlite3.Connection) -> Iterator[str]:

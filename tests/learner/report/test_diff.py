@@ -134,8 +134,6 @@ PLANTED: list[tuple[str, Plant, str]] = [
     ),
     ("services and own code", _sql("INSERT INTO meta VALUES ('code:own.py', 'x')"), "none in A, own.py in B"),
     ("services and own code", _sql("UPDATE meta SET value = 'x' WHERE key = 'reward_source'"), "reward_source is "),
-    ("services and own code", lambda run: (run / "search_index").write_text("x"), "the search index differs"),
-    ("services and own code", lambda run: (run / "tool_list").write_text("x"), "the tools of the MCP servers differ"),
     ("prompts", _sql("UPDATE meta SET value = 'x' || value WHERE key = 'eval_set:own'"), "the held-out set own differ"),
     (
         "tokens of the environment",
@@ -186,8 +184,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     (a / "installation.json").write_text('{"sluice": "1", "python": "3.11.2", "torch": "2", "vllm": "0.3"}')
     (a / "checkpoints" / "step_000004").mkdir(parents=True)
     (a / "checkpoints" / "step_000004" / "MANIFEST.json").write_text('{"policy_digest": "abc"}')
-    for name in ("search_index", "tool_list"):
-        (a / name).write_text("abc")
     (a / "learner_values").mkdir()
     (a / "learner_values" / "step_2.rank_0.json").write_text(_VALUES)
     _sql(META)(a)
