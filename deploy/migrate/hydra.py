@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 _BUILT_IN = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine", "")
+_INTERPOLATION = re.compile(r"\$\{(?:oc\.select:)?(?P<name>[A-Za-z_][\w.]*)(?:,(?P<default>[^{}]*))?\}")
 _OVERRIDE = re.compile(r"(?:\+{0,2}(?P<name>[A-Za-z_][\w.]*)=(?P<value>.*)|~(?P<gone>[\w.]+)(=.*)?)", re.S)
 
 
@@ -32,16 +33,29 @@ def overrides_in(words: Sequence[str], folder: Path) -> tuple[dict[str, str], di
         value = (match["value"] or "").strip() if match["name"] else "null"
         bare = value.strip("'\"") if value[:1] in ("'", '"') else value
         values[_without_section(match["name"] or match["gone"])] = bare
-    return values, lost
+    return resolved(values), lost
+
+
+def resolved(values: Mapping[str, str]) -> dict[str, str]:
+    """Return values with ${name} and ${oc.select:name,default} replaced by what they stand for, where it is known."""
+
+    def value_of(match: re.Match[str]) -> str:
+        name = _without_section(match["name"])
+        return values.get(name, match[0] if match["default"] is None else match["default"].strip())
+
+    found = dict(values)
+    for _ in range(4):  # one may stand for another
+        found = {name: _INTERPOLATION.sub(value_of, value) for name, value in found.items()}
+    return found
 
 
 def flat_names(values: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Return the leaves of maps in maps by dotted name, without what Hydra alone reads."""
+    """Return the leaves of maps in maps by dotted name, without what only Hydra reads."""
     found: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value and (above or name != "hydra"):
             found |= flat_names(value, f"{above}{name}.")
-        elif above or name not in ("defaults", "hydra"):
+        elif name != "_target_" and (above or name not in ("defaults", "hydra")):
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             found[_without_section(f"{above}{name}")] = "null" if value in (None, {}) else text
     return found

@@ -10,6 +10,10 @@ from pathlib import Path
 
 ALWAYS, MISSING = "=", "-"
 JOINT = "joint"
+TABLES = (  # the order in which error messages look a name up; the first one has any end of it first
+    *("other", "openrlhf_rl", "openrlhf", "verl", "trl_rl", "trl"),
+    *("search_r1", "trl_async", "openrlhf_rows", "verl_rows", "trl_rows"),
+)
 _FOLDER = Path(__file__).with_name("tables")
 
 
@@ -43,3 +47,26 @@ def option_named(name: str, options: dict[str, Option]) -> Option | None:
     parts = name.split(".")
     above = (".".join(parts[:length]) + ".*" for length in range(len(parts) - 1, 0, -1))
     return next((options[each] for each in (name, *above) if each in options), None)
+
+
+def elsewhere(name: str) -> Option | None:
+    """Return the option of another trainer that a name, or the longest end of a dotted one, is most likely.
+
+    Example: trainer.optim.lr, then optim.lr, then lr
+    """
+    parts = name.replace("-", "_").split(".")
+    ends = [".".join(parts[start:]) for start in range(len(parts))]
+    first = options_of(TABLES[0])
+    return next((found[end] for found in (first, _by_end()) for end in ends if end in found), None)
+
+
+@cache
+def _by_end() -> dict[str, Option]:
+    """Return options by name and by each end of a dotted name; of an end's several options a setting comes first."""
+    options = options_of(*TABLES)
+    ends: dict[str, Option] = {}
+    for name, option in sorted(options.items(), key=lambda item: not item[1].is_setting):
+        parts = name.split(".")
+        for start in range(1, len(parts)):
+            ends.setdefault(".".join(parts[start:]), option)
+    return ends | options

@@ -6,12 +6,15 @@ import pytest
 
 from deploy.migrate.convert import draft_of
 from protocol.settings import elsewhere
-from protocol.settings.elsewhere import ALWAYS, JOINT, MISSING, options_of
+from protocol.settings.elsewhere import ALWAYS, JOINT, MISSING, TABLES, options_of
 from protocol.settings.loader import describe_settings
 from protocol.settings.settings import Settings
 
-TABLES = sorted(path.stem for path in Path(elsewhere.__file__).with_name("tables").glob("*.table"))
 KNOWN = {name for name, _, _ in describe_settings(Settings())}
+
+
+def test_error_messages_read_every_table() -> None:
+    assert sorted(TABLES) == sorted(path.stem for path in Path(elsewhere.__file__).with_name("tables").glob("*.table"))
 
 
 @pytest.mark.parametrize("table", TABLES)

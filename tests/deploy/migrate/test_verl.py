@@ -92,13 +92,14 @@ def test_configuration_file_gives_the_same_as_its_overrides(tmp_path: Path) -> N
         "defaults": ["ppo_trainer"],
         "actor_rollout_ref": {"model": {"path": "/models/small"}, "rollout": {"n": 4}},
         "algorithm": {"adv_estimator": "grpo"},
-        "data": {"train_files": ["a.parquet"], "train_batch_size": 32},
-        "trainer": {"total_epochs": 2, "logger": ["console"], "val_before_train": False},
+        "data": {"train_files": ["a.parquet"], "train_batch_size": "${oc.select:data.gone,32}", "seed": 7},
+        "trainer": {"total_epochs": 2, "logger": ["console"], "val_before_train": False, "seed": "${data.seed}"},
     }
     _, of_file = _migrate(tmp_path, yaml.safe_dump(values), "mine.yaml")
     command = "python -m verl.trainer.main_ppo --config-path=config --config-name=mine algorithm.adv_estimator=rloo\n"
     _, of_command = _migrate(tmp_path, command)
     assert yaml.safe_load(of_file)["learner"].pop("advantage") == "grpo"
+    assert yaml.safe_load(of_file)["run"]["seed"] == 7
     first, second = (yaml.safe_load(text) for text in (of_file, of_command))
     assert second["learner"].pop("advantage") == "rloo"
     first["learner"].pop("advantage")
