@@ -1,4 +1,4 @@
-"""`sluice migrate`: another trainer's command becomes a settings file.
+"""`sluice migrate`: another trainer's command becomes a settings file, and an adapter a whole model.
 
 Exit status: 0; 1 when options have no counterpart or are unknown, after the file is written; 2 for a file without a
 command that it can read.
@@ -21,13 +21,22 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="sluice migrate", description="Convert another trainer's command. It is read, never run."
     )
-    parser.add_argument("file", type=Path, help=f"script or configuration with {', '.join(KNOWN)}")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="settings file to write (default: the terminal)")
+    parser.add_argument(
+        "file", type=Path, help=f"folder of an adapter, or script or configuration with {', '.join(KNOWN)}"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="settings file to write (default: the terminal), or folder for a model",
+    )
     parser.add_argument(
         "--accept", nargs="+", default=[], metavar="NAME", help="options whose loss you accept; all: every one"
     )
     parser.add_argument("--trainer", choices=TRL, metavar="NAME", help="TRL's trainer, for a file of its values alone")
     given = parser.parse_args(arguments)
+    if given.file.is_dir():
+        return _merge(given.file, given.output)
     try:
         draft, source = read(given.file, given.trainer)
     except OSError as error:
@@ -47,6 +56,16 @@ def main(arguments: Sequence[str]) -> int:
         file=sys.stderr,
     )
     return 1 if lost or problem else 0
+
+
+def _merge(folder: Path, output: Path | None) -> int:
+    """Merge an adapter's folder into its base; returns the exit status."""
+    from learner.models.weights.adapter_folder import merge_adapter
+
+    if output is None or not (folder / "adapter_config.json").is_file():
+        raise SettingsError(f"migrate: {folder} is a folder. Give one with adapter_config.json, and --output MODEL.")
+    print(f"migrate: {merge_adapter(folder, output)} with {folder} merged into it is {output}.", file=sys.stderr)
+    return 0
 
 
 def read(path: Path, trainer: str | None = None) -> tuple[Draft, str]:

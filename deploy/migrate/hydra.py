@@ -33,10 +33,10 @@ def overrides_in(words: Sequence[str], folder: Path) -> tuple[dict[str, str], di
         value = (match["value"] or "").strip() if match["name"] else "null"
         bare = value.strip("'\"") if value[:1] in ("'", '"') else value
         values[_without_section(match["name"] or match["gone"])] = bare
-    return resolved(values), lost
+    return resolve_names(values), lost
 
 
-def resolved(values: Mapping[str, str]) -> dict[str, str]:
+def resolve_names(values: Mapping[str, str]) -> dict[str, str]:
     """Return values with ${name} and ${oc.select:name,default} replaced by what they stand for, where it is known."""
 
     def value_of(match: re.Match[str]) -> str:

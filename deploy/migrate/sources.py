@@ -13,7 +13,7 @@ import yaml
 
 from deploy.migrate import openrlhf, trl, verl
 from deploy.migrate.convert import Draft
-from deploy.migrate.hydra import flat_names, overrides_in, resolved
+from deploy.migrate.hydra import flat_names, overrides_in, resolve_names
 from deploy.migrate.python_calls import configurations_in
 from deploy.migrate.shell import words_after
 from protocol.errors import SettingsError
@@ -153,10 +153,10 @@ def _of_values(path: Path, values: Any, trainer: str | None) -> Command:
     if isinstance(values, Mapping) and trainer:
         return Command(path.name, TRL[trainer], list(_flat_values(values).items()))
     if isinstance(values, Mapping) and "actor_rollout_ref" in values:
-        found = resolved(flat_names(values))
+        found = resolve_names(flat_names(values))
         return Command(path.name, _form_of_rl(found), list(found.items()))
     if isinstance(values, Mapping) and {"data", "trainer", "model"} <= set(values):
-        return Command(path.name, _VERL_ROWS, list(resolved(flat_names(values)).items()))
+        return Command(path.name, _VERL_ROWS, list(resolve_names(flat_names(values)).items()))
     raise SettingsError(
         f"migrate: {path} is not a configuration of verl: it has no section actor_rollout_ref. For one of TRL, name "
         f"the trainer: --trainer {', '.join(TRL)}."

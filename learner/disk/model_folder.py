@@ -146,9 +146,7 @@ def _check_model(folder: Path, setting: str, name: str) -> None:
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except FileNotFoundError:
-        of_run = folder / CHECKPOINTS / "latest" / "model"
-        cure = f"It is a run folder: give {of_run}" if of_run.is_dir() else "Give a Hugging Face model folder"
-        raise SettingsError(f"settings: {setting} = {name} has no config.json. {cure}.") from None
+        raise SettingsError(f"settings: {setting} = {name} has no config.json. {_cure(folder)}.") from None
     except (OSError, ValueError) as error:
         raise SettingsError(f"settings: {setting} = {name}: its config.json is not JSON: {error}.") from None
     if not isinstance(config, dict):
@@ -168,6 +166,25 @@ def _check_model(folder: Path, setting: str, name: str) -> None:
     for path in weights:
         if path.suffix == ".safetensors":
             _check_weights(setting, path)
+
+
+def _cure(folder: Path) -> str:
+    """Return what to give in place of a run's or another trainer's folder without config.json."""
+    of_run, whole, actor = folder / CHECKPOINTS / "latest" / "model", folder / "huggingface", folder / "actor"
+    if of_run.is_dir():
+        return f"It is a run folder: give {of_run}"
+    if (folder / "adapter_config.json").is_file():
+        return f"It is an adapter: sluice migrate {folder} --output MODEL merges it into its base"
+    if actor.is_dir() or stored_weights(whole):
+        return f"It is a checkpoint of verl: give {actor if actor.is_dir() else whole}"
+    if next(folder.glob("model_world_size_*.pt"), None):
+        command = f"python -m verl.model_merger merge --backend fsdp --local_dir {folder} --target_dir MODEL"
+        return f"It has shards of verl: {command} makes a model folder"
+    if steps := [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit()]:
+        return f"It is a trainer's folder: give {max(steps, key=lambda path: int(path.name.partition('-')[2]))}"
+    if next(folder.glob("mp_rank_*"), None):
+        return "It is a checkpoint of DeepSpeed: its zero_to_fp32.py makes weights of it, beside a model's config.json"
+    return "Give a Hugging Face model folder"
 
 
 def has_tokenizer(folder: Path) -> bool:

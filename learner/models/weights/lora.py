@@ -22,7 +22,7 @@ from protocol.weights.digest import digest_of_tensor
 _ADAPTER = "default"
 # Prefix of peft's names of an adapter's tensors on disk.
 _DISK_PREFIX = "base_model.model."
-_CONFIG = "adapter_config.json"
+CONFIG = "adapter_config.json"
 _TENSORS = "adapter_model.safetensors"
 
 
@@ -95,7 +95,7 @@ def write_adapters(folder: Path, form: LoraForm, base: str, tensors: dict[str, T
     given = _config(form, targets).to_dict()
     config = {key: sorted(value) if isinstance(value, set) else value for key, value in given.items()}
     text = json.dumps({**config, "base_model_name_or_path": base}, indent=2, default=str)
-    (folder / _CONFIG).write_text(text + "\n", encoding="utf-8")
+    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
     return {folder / _TENSORS: {name: digest_of_tensor(name, tensor.contiguous()) for name, tensor in named.items()}}
 
 

@@ -1,0 +1,110 @@
+"""Adapters that PEFT writes for TRL and verl, merged into their base by `sluice migrate`, give the adapter's model."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from deploy.command import run_verb
+from learner.disk.model_folder import find_named_model
+from protocol.errors import SettingsError
+from tests.fakes.tiny_models import byte_tokenizer, make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("base") / "model", tied=False)
+
+
+def _adapted(base: Path) -> Any:
+    """Return PEFT's model on the base, with adapters that change it."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
+    return model.eval()
+
+
+def _save_as_trl(model: Any, folder: Path) -> None:
+    """Write what TRL's trainers do: the adapter and the tokenizer."""
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+
+
+def _save_as_verl(model: Any, folder: Path) -> None:
+    """Write what verl's checkpoints hold in lora_adapter."""
+    from peft import get_peft_model_state_dict
+
+    folder.mkdir()
+    config = asdict(model.peft_config["default"])
+    config |= {"task_type": "CAUSAL_LM", "peft_type": config["peft_type"].value}
+    config["target_modules"] = sorted(config["target_modules"])
+    save_file(get_peft_model_state_dict(model), folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def _logits(model: Any) -> Tensor:
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 262, 20))[None]
+    with torch.no_grad():
+        logits: Tensor = model(input_ids=tokens).logits
+    return logits
+
+
+@pytest.mark.filterwarnings("ignore:The configuration file contains a `runtime_config` key")  # verl writes it
+@pytest.mark.parametrize("save", [_save_as_trl, _save_as_verl])
+def test_merged_folder_is_the_adapters_model(base: Path, tmp_path: Path, save: Any) -> None:
+    model = _adapted(base)
+    save(model, tmp_path / "adapter")
+    assert run_verb(["migrate", str(tmp_path / "adapter"), "--output", str(tmp_path / "whole")]) == 0
+    folder = find_named_model("policy.model", str(tmp_path / "whole"))
+    found = _logits(AutoModelForCausalLM.from_pretrained(folder).eval())
+    torch.testing.assert_close(found, _logits(model), rtol=0, atol=1e-4)
+    assert (found - _logits(AutoModelForCausalLM.from_pretrained(base).eval())).abs().max() > 0.1
+    assert AutoTokenizer.from_pretrained(folder)("12")["input_ids"] == byte_tokenizer()("12")["input_ids"]
+
+
+def test_adapter_without_its_base_is_refused(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _save_as_trl(_adapted(base), tmp_path / "adapter")
+    config = tmp_path / "adapter" / "adapter_config.json"
+    given = json.loads(config.read_text(encoding="utf-8")) | {"base_model_name_or_path": str(tmp_path / "gone")}
+    config.write_text(json.dumps(given), encoding="utf-8")
+    assert run_verb(["migrate", str(tmp_path / "adapter"), "--output", str(tmp_path / "whole")]) == 2
+    assert "Set base_model_name_or_path in its adapter_config.json to a model in reach." in capsys.readouterr().err
+    assert not (tmp_path / "whole").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        (["adapter_config.json"], "It is an adapter: sluice migrate {0} --output MODEL merges it into its base."),
+        (
+            ["model_world_size_2_rank_0.pt"],
+            "It has shards of verl: python -m verl.model_merger merge --backend fsdp --local_dir {0}",
+        ),
+        (["actor/model_world_size_2_rank_0.pt"], "It is a checkpoint of verl: give {0}/actor."),
+        (
+            ["checkpoint-20/config.json", "checkpoint-100/config.json"],
+            "It is a trainer's folder: give {0}/checkpoint-100.",
+        ),
+        (["mp_rank_00_model_states.pt"], "It is a checkpoint of DeepSpeed: its zero_to_fp32.py"),
+        ([], "Give a Hugging Face model folder."),
+    ],
+)
+def test_folder_of_another_trainer_is_refused_with_the_cure(tmp_path: Path, files: list[str], sentence: str) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    with pytest.raises(SettingsError) as caught:
+        find_named_model("policy.model", str(tmp_path))
+    assert f"policy.model = {tmp_path} has no config.json. {sentence.format(tmp_path)}" in str(caught.value)
