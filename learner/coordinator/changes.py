@@ -53,6 +53,9 @@ def begin_start(
     of_environment = _digests(_sampling_files(settings))
     sampling = sampled_by(settings, services, without={"group_size", "temperature"})
     measured_by = f"sampled by {sampling}, solved at {settings.eval.solved_at:g}"
+    other = "other prompts or other sampling"
+    if settings.is_of_rows:
+        measured_by, other = f"{settings.preference!r} {settings.distill!r}", "other rows or another loss"
     sets = {one.name: f"{one.identity(settings.rollout.temperature)}, {measured_by}" for one in held_out}
     learner = settings.learner
     code = of_environment | _digests(user_files("", learner.advantage, learner.loss, learner.correction))
@@ -65,10 +68,7 @@ def begin_start(
             "normalisation, the best checkpoint and the curriculum start again."
         )
     for name in changed:
-        notices.append(
-            f"The held-out set {name} has other prompts or other sampling from step {from_step} on: earlier scores do "
-            "not count."
-        )
+        notices.append(f"The held-out set {name} has {other} from step {from_step} on: earlier scores do not count.")
     served = dict(_served_code(settings))
     for scorer in (scorer for scorer, digest in served.items() if digest is None):
         notices.append(f"{scorer} did not answer GET /health within {_HEALTH_S:g} s: whether it changed is not known.")

@@ -90,8 +90,7 @@ class Coordinator:
         self._servers = Servers()
         self._source = source = PromptSource(train, settings, ledger, last_step)
         self._groups = groups = OpenGroups(source, window, accounts)
-        solved_at, since = settings.eval.solved_at, changes.comparable_since
-        scores = Evaluations(held_out, groups.open_evaluation, record.decoder, solved_at, since)
+        scores = Evaluations(held_out, groups.open_evaluation, record.decoder, settings.eval.solved_at)
         self._evaluations = scores if answers is None else answers.attached_to(groups)
         groups.on_closed.append(self._evaluations.on_closed)
         self._books = _attach_features(settings, source, groups, accounts)
@@ -100,7 +99,8 @@ class Coordinator:
         self._leases = Leases(groups, self._servers, overdue, accounts, settings.run.seed, vocab_size, self._turns)
         self._rows = None if encoder is None else BornReady(groups, source, encoder, accounts)
         self._recall = LeaseRecall(groups, self._leases, self._servers, overdue, accounts)
-        lines = StepLines(record, self._evaluations, _schedule_of(settings), ledger, last_step, policy_version)
+        since, schedule = changes.comparable_since, _schedule_of(settings)
+        lines = StepLines(record, self._evaluations, schedule, ledger, last_step, policy_version, since)
         self._steps = CurrentStep(settings, groups, window, lines, accounts, last_step, policy_version)
         self._give_up_reason: str | None = None
         self._pinged_at, self._is_copying = float("-inf"), False

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from learner.disk.run_folder import CHECKPOINTS
 from protocol.errors import SettingsError
-from protocol.node.small_model_files import read_small_files
+from protocol.node.small_model_files import read_small_files, small_files_digest
 from protocol.settings.policy import LoraSettings
 from protocol.settings.settings import Settings
 
@@ -236,6 +236,12 @@ def weights_digest(model: Path) -> str:
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         hashes = list(pool.map(_hash_file, files))
     return hashlib.sha256(b"".join(hashes)).hexdigest()
+
+
+def shape_digest(model: Path, *, with_code: bool) -> str:
+    """Return a hash of what makes the same weights another model: the configuration and, if it may run, the code."""
+    files = read_small_files(model, with_code=with_code)
+    return small_files_digest({n: content for n, content in files.items() if n == "config.json" or n.endswith(".py")})
 
 
 def _hash_file(path: Path) -> bytes:

@@ -22,6 +22,10 @@ _DIFFERENCES = {
     "back",
     "reference": "the weights of the KL's reference are not those of the run's earlier steps. Put the weights back "
     "into the folder of reference.model (or of policy.model, if that is empty)",
+    "reference_shape": "config.json or code in the folder of reference.model is not what the run's earlier steps had: "
+    "with the same weights it is another model. Put it back",
+    "critic_shape": "config.json or code in the folder of critic.model is not what the run's earlier steps had: with "
+    "the same weights it is another model. Put it back",
 }
 
 
@@ -46,7 +50,7 @@ def earlier_facts(folder: Path, *, has_reference: bool) -> dict[str, str]:
     has_reference: the present start has one. Without one its checkpoints hold none, as `LOST` then says.
     """
     then = _read(folder / ORIGIN)
-    facts = {fact: value for fact, value in then.items() if fact in ("reference", "reference_model")}
+    facts = {fact: value for fact, value in then.items() if fact.startswith("reference")}
     is_lost = (folder / "reference").is_dir() or LOST in then
     return facts if has_reference or not is_lost else facts | {LOST: "true"}
 

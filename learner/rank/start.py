@@ -3,7 +3,7 @@
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from learner.algorithms.by_name import algorithm_of
 from learner.checkpoint.manifest import Checkpoint
 from learner.checkpoint.sealed_files import Report, no_report
-from learner.disk.model_folder import find_named_model, weights_digest
+from learner.disk.model_folder import find_named_model, shape_digest, weights_digest
 from learner.models.critic import CriticEngine
 from learner.models.policy import PolicyEngine
 from learner.models.reference import BaseReference, ReferenceModel
@@ -136,6 +136,8 @@ def load_roles(settings: Settings, folders: Mapping[str, Path], checkpoint: Chec
         report("reading the weights of the base and the reference")
         is_first = dist.get_rank() == 0
         origin = _origin(settings, model, of_reference, reference, checkpoint) if is_first else {}
+        in_use = [name for name, role in (("critic", critic), ("reference", reference)) if role is not None]
+        origin |= _shapes(settings, folders, in_use) if is_first else {}
         roles = Roles(policy, critic, reference, origin=origin)
     report("the models are ready")
     return roles
@@ -159,6 +161,13 @@ def _origin(
     if reference is not None and not _has_reference(checkpoint):
         origin["reference"] = weights_digest(of_reference)
     return origin
+
+
+def _shapes(settings: Settings, folders: Mapping[str, Path], roles: Sequence[str]) -> dict[str, str]:
+    """Return the configurations of the roles with a folder of their own, which a resume must share too."""
+    own = {role: folders[f"{role}.model"] for role in roles if f"{role}.model" in folders}
+    with_code = settings.policy.trust_remote_code
+    return {f"{role}_shape": shape_digest(folder, with_code=with_code) for role, folder in own.items()}
 
 
 def _first_policy(settings: Settings, model: Path, checkpoint: Checkpoint | None, report: Report) -> Path:

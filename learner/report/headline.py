@@ -135,10 +135,13 @@ def _explain_scores(run: RunFacts, first: Line, last: Line, has_warm_start: bool
 
 def _training_scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], list[str]]:
     if losses := [line for line in run.lines if _HELD_OUT_LOSS in line]:
+        since = comparable_since(losses[-1], _HELD_OUT_LOSS)
+        losses = [line for line in losses if comparable_since(line, _HELD_OUT_LOSS) == since]
         before, after = losses[0][_HELD_OUT_LOSS], losses[-1][_HELD_OUT_LOSS]
         row = _row("held-out loss", before, after if len(losses) > 1 else None, [math.nan, math.nan])
         fell = replace(row, is_better=None if row.is_better is None else not row.is_better)
-        return [fell], (f"step {_version(losses[0])}", f"step {_version(losses[-1])}"), []
+        text = f"Steps before {since:g} had other held-out rows or another loss: they are not compared."
+        return [fell], (f"step {_version(losses[0])}", f"step {_version(losses[-1])}"), [text] if since else []
     rewards = [line["reward/mean"] for line in run.lines if "reward/mean" in line]
     num = min(_TRAIN_STEPS, len(rewards) // 2)
     text = "No held-out evaluation is on record: eval.every_steps is 0, or none had ended."

@@ -3,7 +3,7 @@
 An evaluation holds no slot of the staleness window, and its leases go first. One runs at a time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from learner.coordinator.groups.eval_scores import HeldOutSet, describe_answers, evaluation_metrics
@@ -62,18 +62,15 @@ class Evaluations:
         open_groups: Callable[[Sequence[Group]], None],
         decoder: TextDecoder,
         solved_at: float = 1.0,
-        since: Mapping[str, int] | None = None,
     ) -> None:
         """sets: the main set first. solved_at: eval.solved_at.
 
         open_groups: opens the groups of an evaluation for leases. decoder: makes the answers' texts.
-        since: metric -> the first step whose scores are comparable with the present ones.
         """
         self._sets = sets
         self._open_groups = open_groups
         self._decoder = decoder
         self._solved_at = solved_at
-        self._since = {metric: float(step) for metric, step in (since or {}).items()}
         self._current: _Evaluation | None = None
 
     @property
@@ -144,7 +141,6 @@ class Evaluations:
             "eval/step": ended.step,
             "eval/policy_version": ended.policy_version,
             "eval/failed": ended.num_failed,
-            **self._since,
             **evaluation_metrics(results, self._solved_at),
         }
         answers = [

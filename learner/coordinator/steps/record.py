@@ -158,19 +158,27 @@ class StepLines:
         ledger: Ledger,
         last_step: int,
         policy_version: int,
+        since: Mapping[str, int] | None = None,
     ) -> None:
-        """last_step: the step of the resumed checkpoint, 0 for a new run."""
+        """last_step: the step of the resumed checkpoint, 0 for a new run.
+
+        since: metric -> the first step whose held-out scores are comparable with the present ones.
+        """
         self.held: StepLine | None = None
         self._record = record
         self._evaluations = evaluations
         self._schedule = schedule
         self._ledger = ledger
         self._report_by = 0
+        self._since = {metric: float(step) for metric, step in (since or {}).items()}
         self._resume(last_step, policy_version)
 
     def add(self, step: int, policy_version: int, metrics: Mapping[str, float], batch: StepBatch) -> None:
         """Write the line of a step that has ended, or hold it back; start the evaluation that is due."""
-        self.held = self._record.stamp(step, policy_version, metrics).with_values(self._take_evaluation())
+        # Ranks score held-out rows: their scores are among the metrics of the step.
+        of_ranks = self._since if any(name.startswith("eval/") for name in metrics) else {}
+        scores = {**of_ranks, **self._take_evaluation()}
+        self.held = self._record.stamp(step, policy_version, metrics).with_values(scores)
         self._record.write_samples(batch)
         if self._schedule.is_due(step):
             self._begin(step, policy_version, self._schedule.reported_by(step))
@@ -221,7 +229,7 @@ class StepLines:
         if metrics:
             self._record.write_answers(answers)
             self._ledger.set_meta(_EVALUATING, "")
-        return metrics
+        return {**metrics, **self._since} if metrics else {}
 
     def _save_held(self) -> None:
         """Save the held line in the ledger: a checkpoint may be made before it is written."""

@@ -181,14 +181,14 @@ class Script:
         assert isinstance(answer, m.Batch), answer
         return answer
 
-    def step(self, step: int, version: int, is_applied: bool = True, detail: str = "") -> None:
+    def step(self, step: int, version: int, is_applied: bool = True, detail: str = "", **metrics: float) -> None:
         stepped = m.StepEnd(
             **self.stamp,
             step=step,
             policy_version=version,
             is_applied=is_applied,
             detail=detail,
-            metrics={"policy/loss": 0.25},
+            metrics={"policy/loss": 0.25, **metrics},
         )
         self.tell("rank-0", stepped)
         assert len(self.take("rank-0", m.Done)) == 1

@@ -9,7 +9,17 @@ import pytest
 from protocol.settings.run_spec import SEARCH_INDEX, TOOL_LIST
 from protocol.settings.settings import Settings
 from protocol.wire import messages as m
-from tests.learner.coordinator.evaluating import begin, evaluate, evaluated, restart, scores, take_step, waits
+from tests.learner.coordinator.coordinator_script import settings_of
+from tests.learner.coordinator.evaluating import (
+    begin,
+    evaluate,
+    evaluated,
+    finish,
+    restart,
+    scores,
+    take_step,
+    waits,
+)
 
 
 def test_a_stop_during_the_first_evaluation_leaves_it_to_the_next_start(tmp_path: Path) -> None:
@@ -141,3 +151,21 @@ def test_scores_with_other_tools_or_another_index_are_not_compared_with_earlier_
     assert changed == f"{name} has changed since the last start: steps from 2 on use it as it is now."
     evaluate(script, 1, 0.5)
     assert [line.get("eval/held_out/since") for line in script.metrics()] == [None, 2.0]
+
+
+def test_held_out_loss_of_rows_names_its_first_step_once_a_resume_measures_it_by_another_loss(tmp_path: Path) -> None:
+    def given(beta: float) -> Settings:
+        rows = {"objective": "dpo", "data": {"train": "rows.jsonl", "eval": "held_out.jsonl"}}
+        return Settings.model_validate(
+            settings_of().model_dump(exclude={"data"}) | rows | {"preference": {"beta": beta}}
+        )
+
+    script = begin(tmp_path, given(0.1))
+    for step, beta in ((1, 0.1), (2, 0.2), (3, 0.2)):
+        script = restart(script, given(beta), step - 1)
+        said = ["The held-out set held_out has other rows or another loss from step 2 on: earlier scores do not count."]
+        assert list(script.coordinator.status().notices) == (said if step == 2 else [])
+        finish(script, script.demand(version=step - 1), "train", step - 1)
+        script.batch(step)
+        script.step(step, step, **{"eval/held_out/loss": 0.5} if step != 3 else {})
+    assert [line.get("eval/held_out/since") for line in script.metrics()] == [None, 2.0, None]

@@ -1,6 +1,7 @@
 """Resumes with changed settings and models, run by test_changed_resumes: `python changed_resumes.py FOLDER`.
 
-The folder has `model`, and `other` with the same shape and other weights. Rank 0 writes its results to FOLDER/NAME.pt.
+The folder has `model`, `other` with the same shape and other weights, and `other form`, whose weights are those of
+`other`. Rank 0 writes its results to FOLDER/NAME.pt.
 """
 
 import json
@@ -38,6 +39,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"kl": _KL, "reference": {"refresh_every_steps": 1}},
         {"kl": _KL, "reference": {"model": "other"}},
     ),
+    "other form of the reference": (
+        {"kl": _KL, "reference": {"model": "other"}},
+        {"kl": _KL, "reference": {"model": "other form"}},
+    ),
+    "other form of the critic": (
+        {"advantage": "gae", "critic": {"model": "other"}},
+        {"advantage": "gae", "critic": {"model": "other form"}},
+    ),
 }
 
 
@@ -55,8 +64,9 @@ class Run:
         **learner: Any,
     ) -> None:
         folders = {"policy.model": folder / model}
-        if reference and "model" in reference:
-            folders["reference.model"] = folder / reference["model"]
+        for role, section in (("reference", reference), ("critic", critic)):
+            if section and "model" in section:
+                folders[f"{role}.model"] = folder / section["model"]
         settings = Settings.model_validate(
             {
                 "run": {"max_steps": 100},

@@ -1,5 +1,7 @@
 """A resume with changed settings: models are compared, the schedule keeps its place, a new critic is warmed up."""
 
+import json
+import shutil
 from typing import Any
 
 import pytest
@@ -17,6 +19,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("changed")
     for name, seed in (("model", 0), ("other", 1)):
         make_tiny_model(folder / name, tied=True, hidden_size=32, num_layers=1, seed=seed)
+    shutil.copytree(folder / "other", folder / "other form")
+    config = folder / "other form" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 0.1}))
     ended = run_warm("tests.learner.rank.changed_resumes", str(folder), timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return {name: torch.load(folder / f"{name}.pt") for name in ("refusals", "schedules", "critics")}
@@ -32,6 +37,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("base again as the reference", "the weights of the KL's reference are not those of the run's earlier steps"),
         ("other reference that is refreshed", "the weights of the KL's reference are not those of the run's earlier"),
         ("other named reference", "the checkpoint holds the reference of a run with empty. Set it back"),
+        ("other form of the reference", "config.json or code in the folder of reference.model is not what the run's"),
+        ("other form of the critic", "config.json or code in the folder of critic.model is not what the run's earlier"),
     ],
 )
 def test_resume_with_other_models_is_refused(found: dict[str, Any], case: str, problem: str) -> None:

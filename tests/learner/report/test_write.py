@@ -78,6 +78,16 @@ def test_report_of_demonstrations_compares_the_held_out_loss_and_less_is_better(
     assert '<td class="">-1.000</td>' in page  # green is above two standard errors alone
 
 
+def test_report_compares_no_loss_from_before_other_rows_or_another_loss(tmp_path: Path) -> None:
+    since = {"eval/held_out/since": 3.0}
+    changed = ((1, 9.0, {}), (2, 8.0, {}), (3, 0.5, since), (4, 0.4, since))
+    lines = [{"step": step, "eval/held_out/loss": loss, **more} for step, loss, more in changed]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = _text(write_report(tmp_path, None).read_text(encoding="utf-8"))
+    assert "Is it learning? Perhaps: held-out loss 0.500 → 0.400, without a standard error." in text
+    assert "Steps before 3 had other held-out rows or another loss: they are not compared." in text
+
+
 def test_report_shows_the_same_held_out_prompt_first_and_last_with_its_label(folder: Path) -> None:
     text = _text(_page(folder))
     assert "better label: right a reward 0 → 1 Question a? step 0 guess step 3 &lt;b&gt;found&lt;/b&gt;" in text
