@@ -41,6 +41,7 @@ VERBS = {
     "serve-reward": Verb("serve a reward function or a bundled scorer", "rewards.serve:main"),
     "check-reward": Verb("check that a run can use a reward endpoint", "rewards.check:main"),
     "migrate": Verb("convert another trainer's command to a settings file", "deploy.migrate.command:main"),
+    "tinker": Verb("serve Tinker's API: its client trains on this machine", "deploy.tinker.command:main"),
     "prepare-data": Verb("turn a known data set into rows that run", "learner.data.prepare.command:main"),
     "build-index": Verb("build the index of a corpus for the retriever", "retriever.build:main"),
 }

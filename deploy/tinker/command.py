@@ -1,0 +1,163 @@
+"""`sluice tinker MODEL`: train and sample with the tinker client on this machine."""
+
+import argparse
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from protocol.disk.lock import file_lock
+from protocol.errors import OperatorError, SettingsError
+from protocol.http.listen import LOOPBACK, bind, positive
+from protocol.http.service import run_service, serve_app
+
+_ABOUT = """\
+Serve Tinker's API for one base model, on CPUs or one GPU. Clients train LoRA adapters. Give them
+TINKER_BASE_URL=http://HOST:PORT and a TINKER_API_KEY that begins with tml-. The same --folder resumes after a crash."""
+_MIN_KEY_LENGTH = 16
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns its exit status."""
+    return run_service(_parser(), arguments, _serve)
+
+
+def _serve(given: argparse.Namespace) -> None:
+    key = _read_key(given.key_file) if given.key_file else None
+    if key is None and given.host not in LOOPBACK:
+        raise OperatorError(
+            f"tinker: --host {given.host} is open to other machines. Give --key-file, or use 127.0.0.1."
+        )
+    listener = bind("tinker", given.host, given.port)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with file_lock(given.folder / "lock"):
+            serve_app(_make_app(given, key), listener, None, f"tinker: {given.name or given.model}")
+    except BlockingIOError:
+        raise OperatorError(f"tinker: {given.folder} is used by another service. Give another --folder.") from None
+
+
+def _make_app(given: argparse.Namespace, key: str | None) -> Any:
+    """Return the application with the base model loaded."""
+    from deploy.tinker.adapters import BaseModel
+    from deploy.tinker.app import About, Api
+    from deploy.tinker.journal import Journal
+    from deploy.tinker.learning import Learning, Limits
+    from deploy.tinker.sampling import Sampling
+    from learner.disk.model_folder import find_named_model, read_max_positions
+    from protocol.settings.run_spec import EngineRequest
+
+    model = find_named_model("MODEL", given.model)
+    max_tokens = given.max_tokens or min(4096, read_max_positions(model) or 4096)
+    base = BaseModel(_policy_settings(given, model, max_tokens))
+    journal = Journal(given.folder / "journal.sqlite")
+    (given.folder / "weights").mkdir(exist_ok=True)
+    arch = json.loads((model / "config.json").read_bytes()).get("model_type", "unknown")
+    name = given.name or given.model
+    api = Api(journal, About(name, str(model), arch, max_tokens), key)
+    limits = Limits(int(given.adapter_gib * 2**30), given.max_rank, (name, str(model)))
+    on_cpus = base.device.type == "cpu"
+    lora = {"enable_lora": True, "max_lora_rank": given.max_rank, "max_loras": 8, "load_format": "auto"}
+    engine = EngineRequest(
+        model=str(model),
+        dtype=given.dtype,
+        tensor_parallel_size=1,
+        seed=0,
+        max_model_len=max_tokens,
+        trust_remote_code=given.trust_remote_code,
+        weights_backend="gloo" if on_cpus else "nccl",
+        engine_args={**lora, **given.engine_args},
+        on_cpus=on_cpus,
+    )
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        learning = Learning(journal, base, given.folder, limits, api.on_result)
+        sampling = Sampling(journal, engine, given.folder, api.on_result)
+        api.start(learning, sampling)
+        threading.Thread(target=learning.run, name="learning", daemon=True).start()
+        yield
+        await asyncio.to_thread(sampling.close)
+
+    return api.app(lifespan)
+
+
+def _policy_settings(given: argparse.Namespace, model: Path, max_tokens: int) -> Any:
+    from learner.models.settings import PolicySettings
+    from learner.models.weights.lora import LoraForm
+
+    return PolicySettings(
+        model_dir=model,
+        dtype=given.dtype,
+        zero_stage=0,
+        lr=0.0,
+        betas=(0.9, 0.95),
+        weight_decay=0.0,
+        max_grad_norm=0.0,
+        warmup_steps=0,
+        total_steps=0,
+        min_lr_ratio=1.0,
+        schedule="constant",
+        seed=0,
+        max_tokens=max_tokens,
+        longest_text=max_tokens,
+        micro_batch_tokens=given.micro_batch_tokens,
+        gradient_checkpointing=given.gradient_checkpointing,
+        lora=LoraForm(1, 1.0, ()),  # the place of every client's adapter
+        trust_remote_code=given.trust_remote_code,
+    )
+
+
+def _read_key(path: Path) -> str:
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperatorError(f"tinker: --key-file {path} cannot be read ({error}). Give a file with a key.") from None
+    if len(key) < _MIN_KEY_LENGTH or not key.startswith("tml-"):
+        raise OperatorError(
+            f"tinker: --key-file {path} needs a key of {_MIN_KEY_LENGTH} characters that begins with tml-."
+        )
+    return key
+
+
+def _engine_args(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise SettingsError(
+            f"tinker: --engine-args {text} is no JSON object. Give one, such as '{{\"max_loras\": 16}}'."
+        )
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sluice tinker", description=_ABOUT)
+    parser.add_argument("model", metavar="MODEL", help="model folder, or its name on the Hugging Face hub")
+    parser.add_argument("--name", help="name of the base model for clients, such as Qwen/Qwen3-8B (default: MODEL)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("runs/tinker"),
+        help="journal, states and saved weights (default: runs/tinker)",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others than 127.0.0.1 need a key")
+    parser.add_argument("--port", type=int, default=8010, help="port to listen on; 0: a free one")
+    parser.add_argument("--key-file", type=Path, help="require the key in this file, which begins with tml-")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="type of the base model")
+    parser.add_argument("--max-tokens", type=positive, help="longest text (default: the model's, at most 4096)")
+    parser.add_argument("--max-rank", type=positive, default=64, help="largest rank of an adapter (default: 64)")
+    parser.add_argument(
+        "--adapter-gib", type=float, default=2.0, help="memory of all adapters in training (default: 2)"
+    )
+    parser.add_argument(
+        "--micro-batch-tokens", type=positive, default=8192, help="tokens of one forward pass (default: 8192)"
+    )
+    parser.add_argument("--gradient-checkpointing", action="store_true", help="less memory for long texts, slower")
+    parser.add_argument("--engine-args", type=_engine_args, default={}, metavar="JSON", help="arguments of vLLM")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code of the model folder")
+    return parser

@@ -1,0 +1,185 @@
+"""Requests of clients: their order, retries, failures, memory, and a service that starts again."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from deploy.tinker.adapters import BaseModel
+from tests.deploy.tinker.played_client import MODEL, Client, datum, pass_body, read_logprobs
+
+ONE, TWO = [datum([5, 6, 7, 8])], [datum([9, 3, 4])]
+OTHER = "other:train:0"
+
+
+def state(client: Client, owner: str = MODEL) -> dict[str, torch.Tensor]:
+    """Return a model's tensors on the disk."""
+    (path,) = (client.folder / "states" / owner.replace(":", "-")).iterdir()
+    return load_file(path)
+
+
+def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(each, other[name]) for name, each in one.items())
+
+
+def run_script(client: Client, first: int, last: int) -> None:
+    """Send two passes and a step for each of some steps, and wait."""
+    name = ""
+    for step in range(first, last):
+        client.send("forward_backward", 3 * step + 1, pass_body(ONE, seq=3 * step + 1))
+        client.send("forward_backward", 3 * step + 2, pass_body(TWO, seq=3 * step + 2))
+        name = client.step(3 * step + 3, learning_rate=0.01)
+    client.wait(name)
+
+
+def test_requests_run_in_the_order_of_their_numbers_not_of_arrival(base: BaseModel, tmp_path: Path) -> None:
+    client = Client(tmp_path, base)
+    step = client.step(3)
+    second = client.send("forward_backward", 2, pass_body(TWO, seq=2))
+    client.start()
+    first = client.send("forward_backward", 1, pass_body(ONE, seq=1))
+    created = client.create()
+
+    client.wait(step)
+    assert client.order == [created, first, second, step]
+
+
+def test_a_request_that_is_sent_twice_is_applied_once(base: BaseModel, tmp_path: Path) -> None:
+    twice, once = Client(tmp_path / "twice", base), Client(tmp_path / "once", base)
+    for client in (twice, once):
+        client.start()
+        client.create()
+        client.send("forward_backward", 1, pass_body(ONE))
+        if client is twice:
+            client.send("forward_backward", 1, pass_body(ONE))
+        client.wait(client.step(2, learning_rate=0.01))
+    twice.step(2, learning_rate=0.01)
+    for client in (twice, once):
+        client.wait(client.send("forward_backward", 3, pass_body(TWO, seq=3)))
+
+    assert_same_bits(state(twice), state(once))
+    assert twice.order == once.order
+
+
+def test_a_service_that_starts_again_continues_with_the_same_bits(base: BaseModel, tmp_path: Path) -> None:
+    whole = Client(tmp_path / "whole", base)
+    whole.start()
+    whole.create()
+    run_script(whole, 0, 4)
+
+    first = Client(tmp_path / "cut", base)
+    first.start()
+    first.create()
+    run_script(first, 0, 2)
+    first.wait(first.send("forward_backward", 7, pass_body(ONE, seq=7)))  # its gradient is in memory alone
+    second = Client(tmp_path / "cut", base)
+    second.send("forward_backward", 8, pass_body(TWO, seq=8))
+    unfinished = Client(tmp_path / "cut", base)  # 8 is in the journal, and has no result
+    unfinished.start()
+    unfinished.wait(unfinished.step(9, learning_rate=0.01))
+    run_script(unfinished, 3, 4)
+
+    assert_same_bits(state(unfinished), state(whole))
+
+
+def test_saved_state_makes_a_new_model_with_its_optimizer(base: BaseModel, tmp_path: Path) -> None:
+    client = Client(tmp_path, base)
+    client.start()
+    client.create()
+    run_script(client, 0, 2)
+    body = {"model_id": MODEL, "seq_id": 7, "path": "mid"}
+    path = json.loads(client.wait(client.send("save_weights", 7, body)))["path"]
+    client.send("forward_backward", 8, pass_body(ONE, seq=8))
+    client.wait(client.step(9, learning_rate=0.01))
+    load = {"session_id": "other", "model_seq_id": 0, "path": path, "optimizer": True}
+    client.send("load_weights", 0, load, OTHER)
+    client.send("forward_backward", 1, pass_body(ONE), OTHER)
+    client.wait(client.step(2, OTHER, learning_rate=0.01))
+
+    assert path == f"tinker://{MODEL}/weights/mid"
+    assert_same_bits(state(client, OTHER), state(client))
+    again = client.send("save_weights", 10, body)
+    assert client.error(again)["error"] == f"{path} exists. Use another name, or overwrite=True."
+
+
+def test_a_gradient_that_is_not_finite_changes_no_weight(base: BaseModel, tmp_path: Path) -> None:
+    client = Client(tmp_path, base)
+    client.start()
+    client.create()
+    run_script(client, 0, 1)
+    before = state(client)
+    bad = datum([5, 6, 7], logprobs=[-1.0, -np.inf], advantages=[1.0, 1.0])
+    client.send("forward_backward", 4, pass_body([bad], "importance_sampling", seq=4))
+    client.send("forward_backward", 5, pass_body(ONE, seq=5))
+
+    failure = client.error(client.step(6, learning_rate=0.01))
+    assert (failure["category"], failure["error"][:26]) == ("user", "The gradient is not finite")
+    assert_same_bits(state(client), before)
+    run_script(client, 2, 3)
+    assert all(torch.isfinite(each).all() for each in state(client).values())
+    assert not torch.equal(*(next(iter(each.values())) for each in (state(client), before)))
+
+
+def test_a_failed_request_leaves_the_gradient_and_the_order(base: BaseModel, tmp_path: Path) -> None:
+    failing, plain = Client(tmp_path / "failing", base), Client(tmp_path / "plain", base)
+    for client in (failing, plain):
+        client.start()
+        client.create()
+        client.send("forward_backward", 1, pass_body(ONE))
+        loss = "gspo" if client is failing else "cross_entropy"
+        client.send("forward_backward", 2, pass_body(TWO, loss, seq=2, forward_only=client is plain))
+        client.wait(client.step(3, learning_rate=0.01))
+
+    assert_same_bits(state(failing), state(plain))
+
+
+def test_a_model_beyond_the_memory_is_refused_until_another_session_ends(base: BaseModel, tmp_path: Path) -> None:
+    probe = Client(tmp_path / "probe", base)
+    probe.start()
+    probe.wait(probe.create())
+    size = next(iter(probe.learning._adapters.values())).num_bytes
+    client = Client(tmp_path / "client", base, adapter_bytes=size)
+    client.start()
+    client.create()
+    client.send("forward_backward", 1, pass_body(ONE))
+    client.wait(client.step(2, learning_rate=0.01))
+
+    refusal = client.error(client.create(OTHER))
+    assert refusal["category"] == "user"
+    assert refusal["error"].startswith("The adapters of 1 models leave no memory for one more of")
+    client.learning.release("session:")
+    client.wait(client.create("third:train:0"))
+    client.learning.release("third:")
+    logprobs = read_logprobs(client.wait(client.send("forward_backward", 3, pass_body(ONE, seq=3))))
+    assert logprobs != read_logprobs(client.wait(client.send("forward_backward", 1, pass_body(ONE))))
+
+
+def test_a_model_of_another_base_or_a_larger_rank_is_refused(base: BaseModel, tmp_path: Path) -> None:
+    client = Client(tmp_path, base)
+    client.start()
+    body = {"session_id": "s", "model_seq_id": 0, "base_model": "large"}
+    other = client.send("create_model", 0, body, "s:train:0")
+
+    assert client.error(other)["error"] == "base_model = large is not served. Use base."
+    assert client.error(client.create(rank=17))["error"].startswith("rank = 17 is over 16.")
+    assert client.error(client.step(1))["error"].startswith(f"The model {MODEL} was not created.")
+
+
+def test_a_busy_client_takes_no_more_than_its_share(base: BaseModel, tmp_path: Path) -> None:
+    client = Client(tmp_path, base)
+    owners = [f"s{number}:train:0" for number in range(4)]
+    for owner in owners:
+        client.create(owner)
+    for seq in range(1, 31):  # all of the first client's requests arrive first
+        client.send("forward_backward", seq, pass_body(ONE * 4, seq=seq), owners[0])
+    for owner in owners[1:]:
+        for seq in range(1, 11):
+            client.send("forward_backward", seq, pass_body(ONE * 4, seq=seq), owner)
+    client.start()
+    client.wait(f"{owners[0]}#30")
+
+    early = client.order[4:44]
+    assert all(sum(name.startswith(owner) for name in early) >= 5 for owner in owners)
