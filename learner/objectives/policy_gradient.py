@@ -94,15 +94,15 @@ class PolicyGradient:
         """Whether a step can be taken in parts of whole groups: nothing in it needs the step's other groups.
 
         Those need them: a critic's updates, which follow the policy's; several updates; whitened advantages; normalised
-        rewards; equal_groups = skip, which keeps them if all are equal; a router's loss, divided by all tokens. A
-        reference in host memory would be copied to the device for each part.
+        rewards; a router's loss, divided by all tokens. A reference in host memory would be copied to the device for
+        each part.
         """
         settings = self._settings
         learner = settings.learner
         is_one_update = learner.num_mini_batches * learner.num_epochs == 1
         needs_all = self._algorithm.is_whitened or settings.rewards.normalize or learner.router_aux_loss
         is_costly = self._roles.reference is not None and settings.reference.offload
-        is_waiting = needs_all or is_costly or learner.equal_groups == "skip" or self._roles.critic is not None
+        is_waiting = needs_all or is_costly or self._roles.critic is not None
         return is_one_update and not is_waiting
 
     def take_part(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> None:

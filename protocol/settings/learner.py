@@ -240,7 +240,7 @@ class LearnerSettings(AlgorithmSettings):
     stream: bool = Field(
         True,
         description="A step begins with the groups that are ready; false: with all. All: with a critic, several "
-        "updates, whitened advantages, normalised rewards, equal_groups = skip, keep_batches or a shared device.",
+        "updates, whitened advantages, normalised rewards, keep_batches or a shared device.",
     )
     share_prompts: bool = Field(
         True,

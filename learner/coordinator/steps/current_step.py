@@ -149,9 +149,11 @@ class CurrentStep:
             return
         groups = self._groups.assign(choice.groups, self.step + 1)
         learner, are_whole = self._settings.learner, self._settings.is_of_rows
-        batch = build_step(self.step + 1, self.policy_version, groups, learner, are_whole=are_whole)
+        is_last = num_taken + len(groups) == per_step
+        may_be_empty = in_parts and not (is_last and all(part.is_empty for part in self.parts))
+        of_step = self.step + 1, self.policy_version, groups, learner
+        batch = build_step(*of_step, are_whole=are_whole, may_be_empty=may_be_empty)
         if in_parts:
-            is_last = num_taken + len(groups) == per_step
             batch = replace(batch, part=len(self.parts), is_last=is_last)
         self.parts.append(batch)
         if self.is_whole:

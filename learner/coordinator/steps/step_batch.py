@@ -60,6 +60,11 @@ class StepBatch:
         )
         return message, [frame for part in micro_batches for i in part for frame in self.trajectories[i].to_buffers()]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no trajectory is in the loss."""
+        return not any(_indices(plan) for plan in self.plans)
+
     def metrics(self, combine: str = "sum") -> dict[str, float]:
         """Return the metrics of the data: rewards, staleness, lengths. combine: rewards.combine."""
         facts = [t.facts for t in self.trajectories]
@@ -119,13 +124,20 @@ def _lengths_by_reward(rewards: NDArray[np.float64], lengths: NDArray[np.int64])
 
 
 def build_step(
-    step: int, policy_version: int, groups: Sequence[Group], settings: LearnerSettings, *, are_whole: bool = False
+    step: int,
+    policy_version: int,
+    groups: Sequence[Group],
+    settings: LearnerSettings,
+    *,
+    are_whole: bool = False,
+    may_be_empty: bool = False,
 ) -> StepBatch:
     """Return the step made of these groups, cut into mini-batches, each packed and balanced over the ranks.
 
     A mini-batch has whole groups, in order: a sample is compared within its own update. With equal_groups = skip,
     groups with equal rewards are left out of the plan, unless all are equal: their advantages are zero. They count as
     trained. The loss then divides by the tokens of the others alone. are_whole: each group is whole in one micro-batch.
+    may_be_empty: all groups may be left out, because the step has other parts.
     """
     trajectories: list[Trajectory] = []
     group_indices: list[list[int]] = []
@@ -134,7 +146,7 @@ def build_step(
         trajectories += [group.trajectories[i] for i in sorted(group.trajectories)]
         group_indices.append(list(range(first, len(trajectories))))
     planned = [part for group, part in zip(groups, group_indices, strict=True) if not group.equal_rewards()]
-    if settings.equal_groups == "keep" or not planned:
+    if settings.equal_groups == "keep" or not (planned or may_be_empty):
         planned = group_indices
     lengths = [trajectory.facts.num_tokens for trajectory in trajectories]
     plans = []
@@ -157,8 +169,8 @@ def _shared_tokens(group: Sequence[Trajectory]) -> int:
 
 
 def _cut(groups: Sequence[list[int]], num_parts: int) -> list[Sequence[list[int]]]:
-    """Return the groups in order, in parts whose sizes differ by at most one group."""
-    num_parts = min(num_parts, len(groups))
+    """Return the groups in order, in parts whose sizes differ by at most one group; at least one part."""
+    num_parts = max(1, min(num_parts, len(groups)))
     bounds = [len(groups) * part // num_parts for part in range(num_parts + 1)]
     return [groups[start:end] for start, end in pairwise(bounds)]
 

@@ -247,6 +247,20 @@ def test_step_in_parts_begins_with_the_ready_groups_and_its_line_is_of_all(tmp_p
     assert (line["data/window_used"], line["data/num_parts"]) == (4, 3)
 
 
+def test_parts_leave_out_groups_of_equal_rewards_but_for_the_last_one_of_a_step_of_such_groups(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(learner={"groups_per_step": 2, "max_staleness": 0, "equal_groups": "skip"}))
+    first, second = script.demand()
+    script.finish("s1", first, reward=1.0)
+    begun = script.batch(1, part=0)
+    assert (len(begun.facts), begun.planned, begun.micro_batches, begun.is_last) == (2, [], [[]], False)
+    script.finish("s1", second, reward=1.0)
+    last = script.batch(1, part=1)
+    assert (last.planned, last.micro_batches, last.is_last) == ([0, 1], [[0, 1]], True)
+    script.step(1, version=1)
+    (line,) = script.metrics()
+    assert (line["reward/equal_group_share"], line["data/num_samples"]) == (1.0, 4)
+
+
 def test_step_that_is_ready_comes_in_one_part_and_a_rank_that_takes_none_waits(tmp_path: Path) -> None:
     script = four_a_step(tmp_path)
     *others, slow = script.demand()

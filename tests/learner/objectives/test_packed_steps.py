@@ -122,6 +122,28 @@ def test_step_in_parts_is_that_of_the_slow_loop(loss: str, correction: str) -> N
         assert outcome.metrics["data/num_trained_tokens"] == num_tokens
 
 
+def test_parts_without_a_trajectory_in_the_loss_add_nothing() -> None:
+    """learner.equal_groups = skip leaves out all groups of the first and the last part."""
+    made = slow.trajectories(tables()[0])
+    how = slow.How("grpo", "ppo", "tis", "token_mean", "behaviour")
+    logits, values = tables()
+    expected, _ = slow.slow_step(made, logits, values, how, 1)
+    given = settings_of(how).model_dump(exclude_unset=True)
+    given["learner"] |= {"num_epochs": 1, "equal_groups": "skip"}
+    policy = TableModel(tables()[0])
+    settings = Settings.model_validate(given, context={IS_SAVED: True})
+    objective = PolicyGradient(Roles(cast(Any, policy)), settings, lambda sums: sums)
+    assert objective.takes_parts
+    whole = slow.batch_of(made, "grpo", [list(range(len(made)))])
+    empty = msgspec.structs.replace(whole, planned=[], micro_batches=[[]])
+    objective.take_part(msgspec.structs.replace(empty, part=0, is_last=False), {}, 4)
+    objective.take_part(msgspec.structs.replace(whole, part=1, is_last=False), dict(enumerate(made)), 4)
+    outcome = objective.take_step(msgspec.structs.replace(empty, part=2, is_last=True), {}, 4)
+    torch.testing.assert_close(policy.losses, expected, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(policy.logits.detach(), logits.detach(), rtol=1e-6, atol=1e-7)
+    assert outcome.metrics["data/num_trained_tokens"] == sum(int(each.loss_mask.sum()) for each in made)
+
+
 @pytest.mark.parametrize(
     "sections",
     [
@@ -129,7 +151,6 @@ def test_step_in_parts_is_that_of_the_slow_loop(loss: str, correction: str) -> N
         {"learner": {"num_mini_batches": 2}},
         {"learner": {"whiten": True}},
         {"learner": {"advantage": "reinforce_pp"}},
-        {"learner": {"equal_groups": "skip"}},
         {"learner": {"router_aux_loss": 0.1}},
         {"learner": {"advantage": "rloo"}, "rewards": {"normalize": True}},
     ],

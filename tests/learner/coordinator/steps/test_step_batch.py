@@ -62,6 +62,16 @@ def test_groups_without_spread_are_planned_when_nothing_else_is_left() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
+def test_part_of_a_step_may_leave_out_all_its_groups(num_ranks: int) -> None:
+    settings = LearnerSettings(groups_per_step=4, equal_groups="skip", num_ranks=num_ranks)
+    batch = build_step(1, 3, [group_of("a", [1, 1]), group_of("b", [0, 0])], settings, may_be_empty=True)
+    assert batch.is_empty
+    assert batch.plans == [[[[]]] * num_ranks]
+    message, frames = batch.share_of(num_ranks - 1, "r1", 2, 7)
+    assert (message.planned, message.micro_batches, message.groups, frames) == ([], [[]], [[0, 1], [2, 3]], [])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_mini_batches_are_of_whole_groups_in_their_order_with_as_many_micro_batches_on_every_rank(
     num_ranks: int,
 ) -> None:
