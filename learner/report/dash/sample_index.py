@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 
@@ -38,12 +38,15 @@ _LINES_AT_ONCE = 5_000  # of one transaction
 _MOST_TOKENS = 20_000  # of one sample on the page
 
 
+_Number = Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)]  # SQLite holds no larger one
+
+
 class _Line(msgspec.Struct):
     """What the index takes from a line."""
 
-    step: int
+    step: _Number
     group: str
-    sample_index: int = -1  # lines of earlier versions have none
+    sample_index: _Number = -1  # lines of earlier versions have none
     prompt: str = ""
     response: str = ""
 
@@ -193,14 +196,14 @@ def _add(db: sqlite3.Connection, line: _Line, start: int, length: int) -> None:
 
 
 def _lines(file: BinaryIO, start: int) -> Iterator[tuple[int, int, _Line | None]]:
-    """Yield place, length and content of each whole line from `start` on; None: a line that a kill cut off."""
+    """Yield place, length and content of each whole line from `start` on; None: a damaged line."""
     file.seek(start)
     for text in file:
         if not text.endswith(b"\n"):
             return
         try:
             line = msgspec.json.decode(text, type=_Line)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             line = None
         yield start, len(text), line
         start += len(text)

@@ -24,6 +24,16 @@ def test_a_resume_that_repeats_steps_replaces_their_samples(page: Page, folder: 
     assert page.get("trajectories", run="one", text="zebra")["total"] == len(repeated)
 
 
+def test_samples_behind_damaged_lines_are_found(page: Page, folder: Path) -> None:
+    path = folder / "one" / "samples.jsonl"
+    line = json.loads(path.read_text().splitlines()[0])
+    with path.open("ab") as file:
+        file.write(b'{"step": 3, "group": "\xff\xfe"}\n[1]\n{"step": 1' + b"0" * 30 + b', "group": "g"}\n')
+        file.write(json.dumps(line | {"response": "zebra"}).encode() + b"\n")
+    page.runs.get("one").samples.update()
+    assert page.get("trajectories", run="one", text="zebra")["total"] == 1
+
+
 def test_a_resume_that_the_page_did_not_see_leaves_no_line_of_the_steps_before(page: Page, folder: Path) -> None:
     run = page.runs.get("one")
     assert run.lines()
