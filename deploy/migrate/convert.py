@@ -9,6 +9,8 @@ from typing import Any
 from protocol.settings.elsewhere import ALWAYS, JOINT, MISSING, Option, option_named, options_of
 
 NOT_SAID = (None, "null", "None", "")
+_PASSWORD = re.compile(r"//[^/@\s]+@")
+_SECRET = re.compile(r"\b(hf_|sk-|ghp_)\w{16,}")  # tokens of hubs and of model services
 _WORDS = {
     "aggregate": {
         "token-mean": "token_mean",
@@ -76,7 +78,7 @@ class Draft:
 
     def label(self, name: str) -> str:
         value = self.asked.get(name, "")
-        return name if value == "True" else f"{name} {'***' if _is_secret(name, value) else value}"
+        return name if value == "True" else f"{name} {mask_secrets(name, value)}"
 
 
 def draft_of(trainer: str, tables: Sequence[str], given: Iterable[tuple[str, str]]) -> Draft:
@@ -85,16 +87,18 @@ def draft_of(trainer: str, tables: Sequence[str], given: Iterable[tuple[str, str
     for name, value in given:
         option = option_named(name, draft.options)
         if option is None:
-            is_named_secret = re.search(r"key|token|secret|password", name, re.I) is not None
-            draft.unknown.append(f"{name} {'***' if is_named_secret and value != 'True' else value}")
+            is_named_secret = re.search(r"key|token|secret|password", name, re.I) is not None and value != "True"
+            draft.unknown.append(f"{name} {'***' if is_named_secret else mask_secrets(name, value)}")
             continue
         if option.conversion == JOINT and is_variable(value):
-            draft.missing[f"{name} {value}"] = f"The script does not say its value: set {option.setting}"
+            draft.missing[f"{name} {mask_secrets(name, value)}"] = (
+                f"The script does not say its value: set {option.setting}"
+            )
             continue
         usual = option.name if option.is_setting and not option.name.endswith("*") else name
         if option.setting != ALWAYS and usual in draft.asked and draft.asked[usual] != value:
-            last = "***" if _is_secret(usual, value) else value
-            draft.always[draft.label(usual)] = f"It is given twice, and the last value counts: {last}"
+            again = f"It is given twice, and the last value counts: {mask_secrets(usual, value)}"
+            draft.always[draft.label(usual)] = again
         draft.asked[usual] = value
     for usual, value in draft.asked.items():
         _place(draft, usual, option_named(usual, draft.options), value)
@@ -212,7 +216,7 @@ def _convert(draft: Draft, name: str, option: Option, value: str) -> None:
     elif kind not in ("", "positive"):
         raise KeyError(kind)
     if converted is None:
-        draft.missing[f"{name} {value}"] = f"{option.setting} has no such value"
+        draft.missing[f"{name} {mask_secrets(name, value)}"] = f"{option.setting} has no such value"
     else:
         draft.put(option.setting, converted, name, why=why)
 
@@ -228,5 +232,8 @@ def _put_engine_argument(draft: Draft, name: str, option: Option, key: str, valu
     draft.settings[option.setting] = arguments, "; ".join(filter(None, [comment, draft.label(name)]))
 
 
-def _is_secret(name: str, value: str) -> bool:
-    return re.search(r"key$|token$|use_wandb", name) is not None and "_key" not in name and value != "True"
+def mask_secrets(name: str, value: str) -> str:
+    """Return an option's value as it may be written: without keys, tokens, and passwords of URLs."""
+    if re.search(r"key$|token$|use_wandb", name) and "_key" not in name and value != "True":
+        return "***"
+    return _SECRET.sub("***", _PASSWORD.sub("//***@", value))

@@ -30,8 +30,9 @@ def put_ranks(draft: Draft, nodes: int, gpus: int, *names: str) -> None:
 
 
 def put_launched_ranks(draft: Draft, machines: str, processes: str) -> None:
-    """Write the ranks that a launcher starts: on each machine the number of processes, if it is said."""
-    put_ranks(draft, int(draft.number(machines, 1)), int(draft.number(processes, 1)), machines, processes)
+    """Write the ranks that a launcher starts; processes: on all machines together, if it is said."""
+    nodes = int(draft.number(machines, 1))
+    put_ranks(draft, nodes, max(1, int(draft.number(processes, 1)) // nodes), machines, processes)
     if processes not in draft.asked:
         draft.put("learner.num_ranks", draft.settings["learner.num_ranks"][0], why="the command does not say the GPUs")
 
@@ -40,6 +41,13 @@ def put_data(draft: Draft, setting: str, paths: Sequence[Any], *names: str, why:
     """Write one or several entries of data.train or data.eval."""
     if paths:
         draft.put(setting, list(paths) if len(paths) > 1 else paths[0], *names, why=why)
+
+
+def put_whole_rows(draft: Draft, name: str, default: int) -> None:
+    """List another trainer's longest row, given or its default: here a row is never cut."""
+    given = draft.label(name) if name in draft.asked else f"{draft.trainer}'s default of {name}, {default}"
+    draft.read.add(name)
+    draft.always[given] = "Rows are trained whole; there a longer one is cut or left out"
 
 
 def put_no_evaluation(draft: Draft, *names: str) -> None:
@@ -54,7 +62,9 @@ def put_rewards(draft: Draft, sources: Sequence[str], weights: Sequence[float], 
     """Write rewards.endpoints. sources: URLs, or FILE.py[:NAME] with a function to serve."""
     endpoints: list[dict[str, Any]] = []
     for number, source in enumerate(sources):
-        url = source
+        url = re.sub(r"//[^/@]+@", "//", source)
+        if url != source:
+            draft.missing[f"password in {names[0]}"] = "Give it in the entry's headers_env"
         if not source.startswith("http"):
             url = _URL.format(9001 + number)
             draft.steps.append(f"sluice serve-reward --function {source} --port {9001 + number}")

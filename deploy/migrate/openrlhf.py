@@ -10,6 +10,7 @@ from deploy.migrate.joint import (
     put_reward_model,
     put_rewards,
     put_step,
+    put_whole_rows,
 )
 
 _ADVANTAGES = {
@@ -45,12 +46,12 @@ def convert_rows(draft: Draft, objective: str, lr: float, epochs: int, length: i
     draft.put("objective", objective)
     put_launched_ranks(draft, "num_machines", "num_processes")
     defaults = {"learner.lr": ("actor.adam.lr", lr), "run.max_epochs": ("train.max_epochs", epochs)}
-    defaults["rollout.max_context_tokens"] = ("data.max_len", length)
     if objective == "kto":
         defaults["preference.beta"] = ("model.beta", 0.01)
     for setting, (name, value) in defaults.items():
         if setting not in draft.settings:
             draft.put(setting, value, name)
+    put_whole_rows(draft, "data.max_len", length)
     _write_data(draft, "data.dataset", "data.dataset_probs", "data.dataset_split")
     _write_reports(draft)
 

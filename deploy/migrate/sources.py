@@ -130,15 +130,24 @@ def _of_trl(match: re.Match[str], before: str, words: list[str], path: Path) -> 
         return None
     given = dict(options_in(words))
     launcher = f"{before} {match[0]}"
-    found = dict(_processes(launcher)) | dict(re.findall(r"--(config_file)[ =](\S+)", launcher))
+    found = dict(re.findall(r"--(config_file)[ =](\S+)", launcher))
+    if file := _beside(path, found.get("config_file", "")):
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        found |= {name: str(values[name]) for name in ("num_machines", "num_processes") if name in values}
+    found |= dict(_processes(launcher))
     lost = {"pictures": "Pictures are not there"} if "vlm" in name else {}
-    if file := given.pop("config", ""):
-        files = [folder / file for folder in (path.parent, *path.parent.parents) if (folder / file).is_file()]
-        if files:
-            found |= _flat_values(yaml.safe_load(files[0].read_text(encoding="utf-8")))
+    if name_of_values := given.pop("config", ""):
+        if file := _beside(path, name_of_values):
+            found |= _flat_values(yaml.safe_load(file.read_text(encoding="utf-8")))
         else:
-            lost[f"--config {file}"] = "The file is not beside the script"
+            lost[f"--config {name_of_values}"] = "The file is not beside the script"
     return Command(name, TRL[max(kinds, key=len)], list((found | given).items()), lost)
+
+
+def _beside(path: Path, name: str) -> Path | None:
+    """Return a file that a script names, from its own folder or one above."""
+    files = (folder / name for folder in path.resolve().parents)
+    return next((file for file in files if name and file.is_file()), None)
 
 
 def _flat_values(values: Mapping[str, Any]) -> dict[str, str]:
@@ -168,7 +177,10 @@ def _form_of_rl(names: Iterable[str]) -> Form:
 
 
 def _processes(launcher: str) -> Options:
-    """Return a launcher's numbers of processes and machines."""
-    machines = ("nnodes", "num_nodes", "num_machines")
-    found = _PROCESSES.findall(launcher)
-    return [("num_machines" if name in machines else "num_processes", value) for name, value in found]
+    """Return a launcher's numbers of machines, and of processes on all of them."""
+    given = {name.replace("-", "_"): int(value) for name, value in _PROCESSES.findall(launcher)}
+    machines = next((given[name] for name in ("nnodes", "num_nodes", "num_machines") if name in given), None)
+    of_each = given.get("nproc_per_node", given.get("num_gpus"))
+    processes = given.get("num_processes", of_each * (machines or 1) if of_each else None)
+    found = {"num_machines": machines, "num_processes": processes}
+    return [(name, str(value)) for name, value in found.items() if value is not None]

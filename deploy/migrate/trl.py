@@ -13,6 +13,7 @@ from deploy.migrate.joint import (
     put_reward_model,
     put_rewards,
     put_step,
+    put_whole_rows,
 )
 
 _LOSSES = {  # loss_type -> learner.loss, loss.aggregate
@@ -68,6 +69,7 @@ def convert_rows(draft: Draft, objective: str, lr: float, loss: str = "sigmoid")
     draft.put("learner.groups_per_step", rows, *names, why=f"{rows} rows")
     if "learner.lr" not in draft.settings:
         draft.put("learner.lr", lr, "learning_rate")
+    put_whole_rows(draft, "max_length", 1024)
     _write_length(draft, 1)
     kinds = texts_of(draft.text("loss_type", loss))
     if objective == "dpo" and len(kinds) == 1 and kinds[0] in _PREFERENCES:

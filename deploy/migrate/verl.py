@@ -13,6 +13,7 @@ from deploy.migrate.joint import (
     put_reward_model,
     put_rewards,
     put_step,
+    put_whole_rows,
 )
 
 _ADVANTAGES = {
@@ -82,6 +83,7 @@ def convert_rows(draft: Draft) -> None:
     lowest = draft.number("optim.min_lr", 0)
     if lowest:
         draft.put("learner.min_lr_ratio", lowest / draft.number("optim.lr", 1e-5), "optim.min_lr", "optim.lr")
+    put_whole_rows(draft, "data.max_length", 1024)
     _write_length(draft, 4)
     _write_data(draft)
     _write_reports(draft)

@@ -99,10 +99,17 @@ def test_value_that_only_a_shell_knows_gives_no_endpoint(tmp_path: Path) -> None
     assert "The script does not say its value: set rewards.endpoints" in text
 
 
-@pytest.mark.parametrize("options", ["--my_token s3cret", "--logger.wandb.key first --logger.wandb.key s3cret"])
-def test_secrets_under_other_names_and_given_twice_are_not_written(
-    tmp_path: Path, options: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--my_token s3cret",
+        "--logger.wandb.key first --logger.wandb.key s3cret",
+        "--reward.remote_url http://me:s3cret@host/score",
+        "--zebra hf_s3cret0123456789abcdef",
+        "--actor.model_name_or_path https://me:s3cret@host/model --actor.model_name_or_path /models/small",
+    ],
+)
+def test_secrets_are_not_written(tmp_path: Path, options: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, text = _migrate(tmp_path, DOTTED.replace("--ds.packing_samples", options))
     assert "s3cret" not in text + capsys.readouterr().err
     assert "***" in text
@@ -118,7 +125,7 @@ def test_command_on_rows_has_the_defaults_of_its_trainer(tmp_path: Path) -> None
     options = (
         "--model.model_name_or_path /models/small --data.dataset pairs.jsonl --train.batch_size 64 --model.ipo_enable"
     )
-    status, _ = _migrate(tmp_path, f"deepspeed --num_gpus 4 --module openrlhf.cli.train_dpo {options}\n")
+    status, text = _migrate(tmp_path, f"deepspeed --num_gpus 4 --module openrlhf.cli.train_dpo {options}\n")
     settings = load_settings(tmp_path / "new.yaml", [])
     assert (status, settings.objective, settings.data.train, settings.preference.loss) == (
         0,
@@ -127,7 +134,8 @@ def test_command_on_rows_has_the_defaults_of_its_trainer(tmp_path: Path) -> None
         "ipo",
     )
     assert (settings.learner.num_ranks, settings.learner.groups_per_step, settings.learner.lr) == (4, 64, 1e-5)
-    assert (settings.run.max_epochs, settings.rollout.max_context_tokens) == (1, 512)
+    assert settings.run.max_epochs == 1
+    assert "#   OpenRLHF's default of data.max_len, 512: Rows are trained whole" in text
 
 
 def test_variable_that_a_branch_sets_is_not_said(tmp_path: Path) -> None:

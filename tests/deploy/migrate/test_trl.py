@@ -80,6 +80,15 @@ def test_sizes_that_count_samples_become_prompts(tmp_path: Path) -> None:
     assert "  max_steps: 10  # max_steps 20; 2 updates a step\n" in text
 
 
+def test_ranks_are_read_from_the_launchers_file(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    form = {"num_processes": 16, "num_machines": 2, "deepspeed_config": {"zero_stage": 3}}
+    (tmp_path / "configs" / "deepspeed_zero3.yaml").write_text(yaml.safe_dump(form), encoding="utf-8")
+    _migrate(tmp_path, GRPO.replace("--num_processes 4", ""))
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.learner.num_ranks, settings.placement.ranks.nodes, settings.rollout.num_servers) == (16, 2, 16)
+
+
 def test_python_file_is_read_and_never_run(tmp_path: Path) -> None:
     status, text = _migrate(tmp_path, PYTHON, "train.py")
     written = yaml.safe_load(text)
@@ -110,7 +119,8 @@ def test_file_of_values_trains_on_rows(
     status, text = _migrate(tmp_path, yaml.safe_dump(given), "values.yaml", "--trainer", trainer)
     settings = load_settings(tmp_path / "new.yaml", [])
     assert (status, settings.objective, settings.data.train) == (0, objective, "rows.jsonl")
-    assert (settings.learner.groups_per_step, settings.rollout.max_context_tokens) == (8, 128)
+    assert settings.learner.groups_per_step == 8
+    assert "#   max_length 128: Rows are trained whole; there a longer one is cut" in text
     assert yaml.safe_load(text).get("preference", {}).get("loss") == loss
     command = f"trl {trainer} --config values.yaml\n"
     if trainer not in ("orpo", "cpo"):
