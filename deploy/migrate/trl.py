@@ -70,7 +70,7 @@ def convert_rows(draft: Draft, objective: str, lr: float, loss: str = "sigmoid")
     if "learner.lr" not in draft.settings:
         draft.put("learner.lr", lr, "learning_rate")
     put_whole_rows(draft, "max_length", 1024)
-    _write_length(draft, 1)
+    _write_length(draft)
     kinds = texts_of(draft.text("loss_type", loss))
     if objective == "dpo" and len(kinds) == 1 and kinds[0] in _PREFERENCES:
         draft.put("preference.loss", kinds[0].removesuffix("_norm"), "loss_type")
@@ -100,14 +100,20 @@ def _write_step(draft: Draft, size: int) -> None:
     put_step(draft, prompts, size, micro * parts, names, "gradient_accumulation_steps", epochs)
     if prompts * size != whole:
         draft.put("learner.groups_per_step", prompts, names, why=f"{whole:g} samples there: {prompts} groups of {size}")
-    _write_length(draft, draft.settings["learner.num_mini_batches"][0] * epochs)
+    _write_length(draft)
 
 
-def _write_length(draft: Draft, updates: int) -> None:
-    """Write the length. updates: those of one step, which TRL counts as steps."""
+def _put_steps(draft: Draft, setting: str, updates: float, *names: str) -> None:
+    """Write a number of steps. updates: TRL counts each update as a step."""
+    parts = ("learner.num_mini_batches", "learner.num_epochs")
+    of_step = math.prod(draft.settings.get(part, (1, ""))[0] for part in parts)
+    draft.put(setting, math.ceil(updates / of_step), *names, why=f"{of_step} updates a step" if of_step > 1 else "")
+
+
+def _write_length(draft: Draft) -> None:
+    """Write the length of the run."""
     if (steps := draft.number("max_steps", -1)) > 0:
-        why = f"{updates} updates a step" if updates > 1 else ""
-        draft.put("run.max_steps", math.ceil(steps / updates), "max_steps", why=why)
+        _put_steps(draft, "run.max_steps", steps, "max_steps")
         if "num_train_epochs" in draft.asked:
             draft.always[draft.label("num_train_epochs")] = "The number of steps decides the length"
     else:
@@ -202,15 +208,18 @@ def _write_common(draft: Draft) -> None:
     lowest = options.get("min_lr_rate", options.get("min_lr", 0) / (draft.settings["learner.lr"][0] or 1))
     draft.put("learner.min_lr_ratio", lowest, "lr_scheduler_kwargs")
     warm_up = draft.number("warmup_steps", 0)
-    if warm_up:
-        name = "learner.lr_warmup_steps" if warm_up >= 1 else "learner.lr_warmup_ratio"
-        draft.put(name, int(warm_up) if warm_up >= 1 else warm_up, "warmup_steps")
+    if warm_up >= 1:
+        _put_steps(draft, "learner.lr_warmup_steps", warm_up, "warmup_steps")
+    elif warm_up:
+        draft.put("learner.lr_warmup_ratio", warm_up, "warmup_steps")
     _write_model(draft)
     _write_data(draft)
     strategy, every = draft.text("save_strategy", "steps"), draft.number("save_steps", 500)
     if strategy in ("epoch", "best"):
         draft.lack("save_strategy", "Set learner.checkpoint_every_steps")
-    draft.put("learner.checkpoint_every_steps", int(every) if strategy == "steps" else 0, "save_strategy", "save_steps")
+    _put_steps(
+        draft, "learner.checkpoint_every_steps", every if strategy == "steps" else 0, "save_strategy", "save_steps"
+    )
     for report in texts_of(draft.text("report_to", "none")):
         if report == "wandb":
             draft.put("report.wandb_project", "huggingface", "report_to", why="WANDB_PROJECT's default there")
@@ -247,12 +256,14 @@ def _write_model(draft: Draft) -> None:
 def _write_data(draft: Draft) -> None:
     names, config = texts_of(draft.text("dataset_name")), draft.text("dataset_config")
     train, held_out = draft.text("dataset_train_split", "train"), draft.text("dataset_test_split", "test")
-    paths = [data_path(f"{name}/{config}" if config else name, train) for name in names]
+    paths = [data_path(f"{name}/{config}" if config else name, train.partition("[")[0]) for name in names]
+    if "[" in train:
+        draft.lack("dataset_train_split", "The whole split is taken: data.max_prompts takes its first rows")
     put_data(draft, "data.train", paths, "dataset_name", "dataset_config", "dataset_train_split")
     every = draft.number("eval_steps", 0)
     if draft.text("eval_strategy", "no") == "steps" and names:
-        draft.put("data.eval", data_path(names[0], held_out), "dataset_test_split")
-        draft.put("eval.every_steps", int(every) or 10, "eval_steps", why="" if every else "logging_steps there")
+        draft.put("data.eval", data_path(names[0], held_out.partition("[")[0]), "dataset_test_split")
+        _put_steps(draft, "eval.every_steps", every or draft.number("logging_steps", 10), "eval_steps")
         if "objective" not in draft.settings and "num_generations_eval" in draft.asked:
             draft.put("eval.samples", int(draft.number("num_generations_eval")), "num_generations_eval")
         draft.put("eval.before", draft.is_on("eval_on_start"), "eval_on_start")

@@ -74,10 +74,11 @@ def test_command_gives_settings_that_a_run_accepts(tmp_path: Path) -> None:
 
 
 def test_sizes_that_count_samples_become_prompts(tmp_path: Path) -> None:
-    _, text = _migrate(tmp_path, f"{GRPO.rstrip()} --steps_per_generation 8\n")
+    _, text = _migrate(tmp_path, f"{GRPO.rstrip()} --steps_per_generation 8 --save_steps 50\n")
     assert "  groups_per_step: 16  # per_device_train_batch_size 2; 16 prompts, 64 samples\n" in text
     assert "  num_mini_batches: 2  # gradient_accumulation_steps 4; 32 samples an update; updates a step: 2," in text
     assert "  max_steps: 10  # max_steps 20; 2 updates a step\n" in text
+    assert "  checkpoint_every_steps: 25  # save_steps 50; 2 updates a step\n" in text
 
 
 def test_ranks_are_read_from_the_launchers_file(tmp_path: Path) -> None:
@@ -95,7 +96,8 @@ def test_python_file_is_read_and_never_run(tmp_path: Path) -> None:
     assert status == 1
     assert "#   seed ${secret()}: The script does not say its value: set run.seed\n" in text
     assert "sluice serve-reward --function train.py:short --port 9001" in text
-    assert written["data"]["train"] == "hf:trl-lib/tldr:train[:10%]"
+    assert written["data"]["train"] == "hf:trl-lib/tldr:train"
+    assert "#   dataset_train_split train[:10%]: The whole split is taken" in text
     assert (written["run"]["max_steps"], written["rollout"]["group_size"]) == (5, 4)
     assert (written["learner"]["clip_high"], written["learner"]["lr"]) == (0.28, 1e-6)
     assert _migrate(tmp_path, PYTHON, "train.py") == (1, text)
