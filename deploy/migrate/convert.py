@@ -113,7 +113,10 @@ def draft_of(trainer: str, tables: Sequence[str], given: Iterable[tuple[str, str
 
 
 def finish(draft: Draft) -> None:
-    """List each option with a setting that no conversion has used, and keep filters of tokens out of training."""
+    """List options that no conversion has used and what a run lacks, and keep filters of tokens out of training."""
+    for setting in ("policy.model", "data.train"):
+        if setting not in draft.settings and not any(why.endswith(f"set {setting}") for why in draft.missing.values()):
+            draft.missing[setting] = f"The command does not say it: set {setting}"
     filters = {"sampling.top_p": 1, "sampling.top_k": 0, "sampling.min_p": 0}
     if any(draft.settings.get(name, (off, ""))[0] not in (off, -1) for name, off in filters.items()):
         draft.put("sampling.only_eval", True, why="training samples from the policy's own distribution")

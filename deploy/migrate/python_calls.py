@@ -43,11 +43,15 @@ def _assignments(tree: ast.AST) -> dict[str, ast.expr]:
     """Return the last value of each name, without those that are made of the name itself."""
     values: dict[str, ast.expr] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            if not any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(node.value)):
-                values[name] = node.value
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        for name in target.elts if isinstance(target, ast.Tuple) else [target]:
+            if isinstance(node, ast.Assign) and isinstance(name, ast.Name) and not _uses(node.value, name.id):
+                values[name.id] = node.value
     return values
+
+
+def _uses(node: ast.expr, name: str) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(node))
 
 
 def _name_of(call: ast.Call) -> str:
@@ -71,6 +75,9 @@ def _text(node: ast.expr, values: Mapping[str, ast.expr], depth: int = 0) -> str
         return _text(values[node.id], values, depth + 1)
     if isinstance(node, ast.List | ast.Tuple):
         return f"[{','.join(_text(each, values, depth) for each in node.elts)}]"
+    if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+        pairs = zip(node.keys, node.values, strict=True)
+        return f"{{{', '.join(f'{ast.unparse(key or each)}: {_text(each, values, depth)!r}' for key, each in pairs)}}}"
     if isinstance(node, ast.Call) and _name_of(node) == "from_pretrained" and node.args:
         return _text(node.args[0], values, depth)
     try:
@@ -85,13 +92,14 @@ def _data_of(call: ast.Call, values: Mapping[str, ast.expr]) -> dict[str, str]:
     """Return the data set of a trainer's train_dataset, where one call of load_dataset makes it."""
     node = next((word.value for word in call.keywords if word.arg == "train_dataset"), None)
     for _ in range(8):  # dataset = load_dataset(..); dataset = dataset.map(..)["train"]
-        if isinstance(node, ast.Name):
-            node = values.get(node.id)
+        if isinstance(node, ast.Name) and node.id in values:
+            node = values[node.id]
         elif isinstance(node, ast.Call) and _name_of(node) == "load_dataset" and node.args:
             found = {"dataset_name": _text(node.args[0], values)}
             if len(node.args) > 1:
                 found["dataset_config"] = _text(node.args[1], values)
             split = next((word.value for word in node.keywords if word.arg == "split"), None)
+            split = split.elts[0] if isinstance(split, ast.List) and split.elts else split
             return found | ({"dataset_train_split": _text(split, values)} if split is not None else {})
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             node = node.func.value

@@ -37,7 +37,7 @@ def convert_rl(draft: Draft, *, is_rloo: bool = False) -> None:
     _write_lengths(draft)
     if is_rloo:
         draft.put("learner.advantage", "rloo")
-        draft.put("learner.loss", "ppo", why="a step with one update has the same gradient as their ratio of answers")
+        draft.put("learner.loss", "ppo", why="ratios of tokens; there of whole answers, the same in a first update")
         draft.put("loss.aggregate", "seq_mean_token_sum", why="the sum of an answer's logprobs")
     else:
         _write_grpo(draft)

@@ -97,6 +97,14 @@ def _write_rl(draft: Draft) -> None:
     _write_placement(draft)
     _write_rewards(draft)
     _write_length(draft, 30)
+    share, (steps, _) = (
+        draft.number("critic.optim.lr_warmup_steps_ratio", 0),
+        draft.settings.get("run.max_steps", (0, "")),
+    )
+    if share and steps:
+        draft.put("critic.lr_warmup_steps", round(share * steps), "critic.optim.lr_warmup_steps_ratio")
+    elif share:
+        draft.lack("critic.optim.lr_warmup_steps_ratio", "Set critic.lr_warmup_steps to this share of the run's steps")
     _write_data(draft)
     _write_reports(draft)
 

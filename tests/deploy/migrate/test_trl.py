@@ -20,6 +20,7 @@ from datasets import load_dataset
 from trl import GRPOConfig, GRPOTrainer
 
 steps = 5
+dtype = {"dtype": torch.float32}
 
 
 def short(completions, **kwargs):
@@ -27,12 +28,13 @@ def short(completions, **kwargs):
 
 
 def main():
-    dataset = load_dataset("trl-lib/tldr", split="train[:10%]")
+    dataset, _ = load_dataset("trl-lib/tldr", split=["train[:10%]", "test"])
     dataset = dataset.map(str)
     trainer = GRPOTrainer(
         model="/models/small",
         reward_funcs=[short],
-        args=GRPOConfig(max_steps=steps, num_generations=4, epsilon_high=0.28, seed=secret()),
+        args=GRPOConfig(max_steps=steps, num_generations=4, epsilon_high=0.28, seed=secret(),
+            model_init_kwargs=dtype, bf16=False),
         train_dataset=dataset,
     )
     trainer.train()
@@ -100,7 +102,10 @@ def test_python_file_is_read_and_never_run(tmp_path: Path) -> None:
     assert "#   dataset_train_split train[:10%]: The whole split is taken" in text
     assert (written["run"]["max_steps"], written["rollout"]["group_size"]) == (5, 4)
     assert (written["learner"]["clip_high"], written["learner"]["lr"]) == (0.28, 1e-6)
+    assert written["policy"]["dtype"] == "float32"
     assert _migrate(tmp_path, PYTHON, "train.py") == (1, text)
+    _, text = _migrate(tmp_path, "DPOConfig(beta=0.2)\n", "train.py")
+    assert "#   policy.model: The command does not say it: set policy.model\n#   data.train: The command" in text
 
 
 @pytest.mark.parametrize(

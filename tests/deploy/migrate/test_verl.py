@@ -27,8 +27,9 @@ PYTHONUNBUFFERED=1 python3 -m verl.trainer.main_ppo \\
 SEARCH_R1 = """
 PYTHONUNBUFFERED=1 python3 -m verl.trainer.main_ppo data.train_files=train.parquet data.train_batch_size=512 \\
     data.max_prompt_length=4096 data.max_response_length=500 data.max_start_length=2048 data.max_obs_length=400 \\
-    algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n_agent=5 actor_rollout_ref.actor.ppo_mini_batch_size=256 \\
+    algorithm.adv_estimator=gae actor_rollout_ref.rollout.n_agent=5 actor_rollout_ref.actor.ppo_mini_batch_size=256 \\
     actor_rollout_ref.model.path=/models/small max_turns=2 retriever.url="http://127.0.0.1:8000/retrieve" \\
+    critic.optim.lr_warmup_steps_ratio=0.015 \\
     trainer.total_training_steps=1005 trainer.total_epochs=15 +trainer.val_before_train=true
 """
 ROWS = """
@@ -72,6 +73,7 @@ def test_search_r1_has_the_defaults_of_its_verl(tmp_path: Path) -> None:
     assert (settings.rollout.max_context_tokens, settings.data.max_prompt_tokens) == (4596, 2048)
     assert (settings.learner.num_mini_batches, settings.run.max_steps) == (10, 1005)  # its size counts samples
     assert (settings.kl.place, settings.kl.coefficient, settings.learner.dual_clip) == ("reward", 0.001, None)
+    assert (settings.learner.advantage, settings.critic.lr_warmup_steps) == ("gae", 15)
     assert (str(settings.retriever.url), settings.retriever.words) == ("http://127.0.0.1:8000/retrieve", "search_r1")
 
 
