@@ -206,7 +206,9 @@ def _write_placement(draft: Draft) -> None:
     nodes, gpus = int(draft.number("trainer.nnodes", 1)), int(draft.number("trainer.n_gpus_per_node", 8))
     put_ranks(draft, nodes, gpus, "trainer.nnodes", "trainer.n_gpus_per_node")
     size, of_servers = int(draft.number("rollout.tensor_model_parallel_size", 2)), nodes * gpus
-    draft.put("rollout.tensor_parallel_size", size, "rollout.tensor_model_parallel_size")
+    why = f"{size} there: here a server's GPUs are of one node" if size > gpus else ""
+    size = min(size, gpus)
+    draft.put("rollout.tensor_parallel_size", size, "rollout.tensor_model_parallel_size", why=why)
     if draft.number("rollout.nnodes", 0):
         of_servers = int(draft.number("rollout.nnodes") * draft.number("rollout.n_gpus_per_node", 8))
         draft.put("placement.devices", "split", "rollout.nnodes")

@@ -52,7 +52,7 @@ class Result:
     is_stable: bool = True  # a second conversion gave the same bytes
 
     def __str__(self) -> str:
-        lost = ", ".join([*self.unknown, *self.missing])
+        lost = ", ".join(" ".join(each.split())[:80] for each in [*self.unknown, *self.missing])
         status = 1 if lost or self.problem else 0
         parts = [f"exit {status}", f"unknown {len(self.unknown)}", "valid" if not self.problem else "wrong"]
         return " | ".join([self.name, *parts, "planned" if not self.plan else self.plan, lost or "-"])

@@ -122,3 +122,18 @@ def test_what_is_lost_is_named(tmp_path: Path, words: str, sentence: str) -> Non
     status, text = _migrate(tmp_path, VERL.replace("$more", f"$more {words}"))
     assert status == 1
     assert sentence in text
+
+
+def test_server_over_several_nodes_becomes_one_of_a_node(tmp_path: Path) -> None:
+    wide = VERL.replace("tensor_model_parallel_size=2", "tensor_model_parallel_size=16").replace("nnodes=1", "nnodes=4")
+    status, text = _migrate(
+        tmp_path, wide.replace("data.train_batch_size", "data.image_key=images data.train_batch_size")
+    )
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.rollout.tensor_parallel_size, settings.rollout.num_servers, settings.learner.num_ranks) == (
+        8,
+        4,
+        32,
+    )
+    assert "16 there: here a server's GPUs are of one node" in text
+    assert (status, "data.image_key images: Pictures are not there" in text) == (1, True)
