@@ -18,7 +18,7 @@ from retriever.corpus import Corpus, title_of
 from retriever.indexes.index import Hit
 
 # Part of the index's recipe: an index with other rules is rebuilt.
-RULES = "nfkd-lower-alphanumeric-2"
+RULES = "nfkd-lower-alphanumeric-3"
 K1 = 1.2
 B = 0.5
 # Without it, a search for "country X" ranks pages that mention X above the page called X, in six cases of seven.
@@ -26,9 +26,20 @@ TITLE_WEIGHT = 3
 # A repeating policy writes very long queries, and each word costs a pass over its documents.
 _MAX_QUERY_WORDS = 512
 _BLOCK = 128
-# Chinese characters and Hiragana have no spaces between words: each is a word, as in Lucene's standard tokenizer.
-_ALONE = "\u3005\u3041-\u309f\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
-_WORD = re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}]+")
+# Vowel signs of Indic and Asian scripts, which belong to the letter before them and are no word characters of `re`.
+_SIGNS = "".join(
+    sign for sign in map(chr, [*range(0x700, 0x1E00), *range(0xA800, 0xAC00)]) if unicodedata.category(sign)[0] == "M"
+)
+# Chinese characters, Hiragana, Thai, Lao, Burmese and Khmer have no spaces between words: each letter is a word, as
+# Lucene's standard tokenizer has it for the first two.
+_SPACELESS = "".join(
+    letter
+    for letter in map(chr, [*range(0xE00, 0xF00), *range(0x1000, 0x10A0), *range(0x1780, 0x1800)])
+    if unicodedata.category(letter) == "Lo"
+)
+_ALONE = f"\u3005\u3041-\u309f\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff{_SPACELESS}"
+_ASCII_WORD = re.compile(r"[a-z0-9]+")
+_WORD = re.compile(rf"[{_ALONE}][{_SIGNS}]*|[^\W_{_ALONE}]+(?:[{_SIGNS}]+[^\W_{_ALONE}]*)*")
 
 
 @contextmanager
@@ -116,9 +127,11 @@ def _best_rows(scores: NDArray[np.float32], topk: int) -> Sequence[int]:
 def words_of(text: str) -> list[str]:
     """Return the words of a document or query: lower case, no accents (NFKD), runs of letters and digits.
 
-    Examples: words_of("Curaçao: CW-531") == ["curacao", "cw", "531"], words_of("第2章") == ["第", "2", "章"]
+    Examples: words_of("Curaçao: CW-531") == ["curacao", "cw", "531"], words_of("第2章") == ["第", "2", "章"],
+    words_of("हिंदी किताब") == ["हिंदी", "किताब"], words_of("ไทย") == ["ไ", "ท", "ย"]
     """
-    if not text.isascii():
-        decomposed = unicodedata.normalize("NFKD", text)
-        text = "".join(letter for letter in decomposed if not unicodedata.combining(letter))
+    if text.isascii():
+        return _ASCII_WORD.findall(text.lower())
+    decomposed = unicodedata.normalize("NFKD", text)
+    text = "".join(letter for letter in decomposed if not unicodedata.combining(letter))
     return _WORD.findall(text.lower())

@@ -62,7 +62,7 @@ def test_manifest_says_what_decides_an_index(tmp_path: Path, corpus: Path) -> No
             "schema_version": 2,
             "backend": "bm25",
             "corpus_digest": digest_of(corpus),
-            "words": "nfkd-lower-alphanumeric-2",
+            "words": "nfkd-lower-alphanumeric-3",
             "k1": 1.2,
             "b": 0.5,
             "title_weight": 3,

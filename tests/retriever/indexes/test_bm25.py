@@ -96,6 +96,12 @@ def test_build_refuses_a_corpus_without_words() -> None:
         Bm25Index.build(corpus_of(["?", "!"]))
 
 
+def test_words_inside_a_thai_sentence_and_words_of_hindi_are_found() -> None:
+    index = Bm25Index.build(corpus_of(["กรุงเทพเป็นเมืองหลวงของประเทศไทย", "पुस्तक एक किताब है", "कमल एक फूल है"]))
+    assert [[hit.row for hit in hits[:1]] for hits in index.search(["ไทย", "किताब", "कमल"], 3)] == [[0], [1], [2]]
+    assert index.search(["कुतुब"], 3) == [[]]  # its consonants, each alone, are in the second text
+
+
 @pytest.mark.parametrize("num_documents", [0, 1, 127, 128, 129, 1000])
 @pytest.mark.parametrize("topk", [1, 3, 200, 5000])
 def test_best_rows_are_those_of_sorting_all_scores(num_documents: int, topk: int) -> None:
@@ -114,6 +120,9 @@ def test_best_rows_are_those_of_sorting_all_scores(num_documents: int, topk: int
         ("ﬁve ½", ["five", "1", "2"]),
         ("snake_case", ["snake", "case"]),
         ("東京へ МИНСК 서울", ["東", "京", "へ", "минск", unicodedata.normalize("NFKD", "서울")]),
+        ("हिन्दी किताब মানুষ தமிழ்", ["हिनदी", "किताब", "মানুষ", "தமிழ"]),
+        ("ไทย เมือง ๒๓", ["ไ", "ท", "ย", "เ", "มื", "อ", "ง", "๒๓"]),
+        ("ភ្នំពេញ မြန် ລາວ ދިވެހި", ["ភ", "នំ", "ពេ", "ញ", "မြ", "န", "ລ", "າ", "ວ", "ދިވެހި"]),
         ("?!", []),
     ],
 )
