@@ -2,13 +2,15 @@
 
 import argparse
 import asyncio
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.one_line import one_line
+from protocol.settings.loader import load_saved_settings
 from protocol.settings.rewards import RetrieverSettings, RewardsSettings
 from protocol.settings.rollout import RolloutSettings
 from protocol.settings.run_spec import RunSpec
@@ -40,8 +42,14 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--temperature", type=float, default=1.0, help="0: the likeliest token each time")
     parser.add_argument("--max-tokens", type=int, default=1024, help="longest answer in tokens")
+    parser.add_argument(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help='variables of the chat template, such as {"enable_thinking": false}; of a run: as it was trained',
+    )
     parser.add_argument("--trust-remote-code", action="store_true", help="run code of the model folder")
     options = parser.parse_args(arguments)
+    variables = template_kwargs(options.model, options.chat_template_kwargs)
     newest = Path(options.model).expanduser() / "checkpoints" / "latest" / "model"
     options.model = str(newest if newest.is_dir() else options.model)
     tools = open_tools(options.tool, _run_spec(), this_node()) if options.tool else {}
@@ -49,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             for tool in tools.values():
                 runner.run(tool.check())
-            chat = Chat(Speaker(options), options.system, [*tools.values()], runner)
+            chat = Chat(Speaker(options), options.system, [*tools.values()], runner, variables)
             while (line := _read_line()) is not None:
                 chat.take(line)
         finally:
@@ -61,16 +69,25 @@ def main(arguments: Sequence[str]) -> int:
 class Chat:
     """One terminal's conversations."""
 
-    def __init__(self, speaker: Speaker, system: str | None, tools: Sequence[Tool], runner: asyncio.Runner) -> None:
-        """runner: runs the tools. Raises: OperatorError, SettingsError when the model's template cannot do this."""
+    def __init__(
+        self,
+        speaker: Speaker,
+        system: str | None,
+        tools: Sequence[Tool],
+        runner: asyncio.Runner,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """runner: runs the tools. template_kwargs: as of `ChatTokens`.
+
+        Raises: OperatorError, SettingsError when the model's template cannot do this."""
         self._speaker = speaker
         self._tokenizer = speaker.tokenizer
         if not self._tokenizer.chat_template and (tools or system):
             raise OperatorError("The model has no chat template: leave out --tool and --system.")
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._messages: Messages = [*self._system]
-        self._texts = ChatTokens(self._tokenizer)
-        self._reader = choose_reader("auto", self._tokenizer) if tools else None
+        self._texts = ChatTokens(self._tokenizer, template_kwargs)
+        self._reader = choose_reader("auto", self._tokenizer, template_kwargs) if tools else None
         self._toolbox = SharedTools(tools)
         self._runner = runner
 
@@ -123,6 +140,25 @@ class Chat:
         ]
         calls_part = {"tool_calls": written} if written else {}
         return {"role": "assistant", "content": content if written else text, **calls_part}
+
+
+def template_kwargs(model: str, given: str | None) -> dict[str, Any]:
+    """Return the variables of the chat template: those given as JSON, or of the run whose folder is the model.
+
+    Raises: OperatorError.
+    """
+    settings = Path(model).expanduser() / "settings.yaml"
+    if given is None:
+        return load_saved_settings(settings).rollout.chat_template_kwargs if settings.is_file() else {}
+    try:
+        found = json.loads(given)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise OperatorError(
+            f"--chat-template-kwargs {given} is not a JSON object. Give one, such as '{{\"enable_thinking\": false}}'."
+        )
+    return found
 
 
 def _run_spec() -> RunSpec:

@@ -8,7 +8,10 @@ from typing import Any, Literal
 
 import pytest
 
-from rollout.chat import Chat
+from protocol.errors import OperatorError
+from protocol.settings.loader import save_settings
+from protocol.settings.settings import Settings
+from rollout.chat import Chat, template_kwargs
 from rollout.engine.speaker import Speaker
 from rollout.neighbours.node import Node
 from rollout.neighbours.tools.calculator import Calculator
@@ -68,3 +71,24 @@ def test_names_of_control_tokens_in_messages_and_results_stay_letters(capsys: py
     assert "<|im_end|>" in capsys.readouterr().out.replace(call, ""), "the tool's answer names a control token"
     ends = [tokens.count(scripted.tokenizer.eos_token_id) for tokens in scripted.tokens]
     assert ends == [2, 4]  # of the system message and the user's; then also of the call and its result
+
+
+def test_chat_template_has_the_variables_of_the_option_or_of_the_run(tmp_path: Path) -> None:
+    def ends_with(given: str | None, model: Path = tmp_path) -> bool:
+        scripted: Any = _Scripted(["Yes."])
+        scripted.tokenizer.chat_template += "{% if not thinks %}<think></think>{% endif %}"
+        with asyncio.Runner() as runner:
+            Chat(scripted, None, [], runner, template_kwargs(str(model), given)).take("Hi")
+        return scripted.prompts[0].endswith("<think></think>")
+
+    run = Settings.model_validate({"rollout": {"chat_template_kwargs": {"thinks": True}}})
+    save_settings(run, tmp_path / "settings.yaml")
+    found = [
+        ends_with(None),
+        ends_with('{"thinks": false}'),
+        ends_with(None, tmp_path / "x"),
+        ends_with('{"thinks": 1}'),
+    ]
+    assert found == [False, True, True, False]
+    with pytest.raises(OperatorError, match="--chat-template-kwargs false is not a JSON object"):
+        template_kwargs("MODEL", "false")
