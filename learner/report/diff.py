@@ -31,6 +31,7 @@ _NAMES = ("run.name", "run.dir", "run.resume")  # name a run and change nothing 
 _OF_LEARNER = ("policy/", "critic/", "preference/", "kto/", "reward_model/", "distill/")
 _OF_EVALUATION = ("eval/",)
 _OF_TIME = ("time", "at_s", "perf/", "health/", "data/window_used", "data/retried", "data/failed", "data/num_parts")
+_ANSWERS = "evaluations.jsonl"
 _SHOWN = 60  # last letters of a held-out answer
 _VALUES = ("logprobs", "advantages", "entropies")  # of a token, by the learner
 
@@ -52,6 +53,8 @@ def find_differences(a: Path, b: Path) -> list[Finding]:
     no_pair = "" if pairs else "samples.jsonl records no sample of both runs (report.samples_per_step)"
     same_text = [each for each in pairs if each[1]["tokens"] == each[2]["tokens"]]
     lines = read_run(a).lines, read_run(b).lines
+    num_scored = sum((run / _ANSWERS).exists() for run in (a, b))
+    one_scored = _missing(a, b, _ANSWERS) if num_scored == 1 else ""
     of_others = (*_OF_LEARNER, *_OF_EVALUATION, *_OF_TIME)
     return [
         Finding("settings", _first(_unlike(_flat(read_yaml(a / SETTINGS)), _flat(read_yaml(b / SETTINGS))))),
@@ -67,10 +70,14 @@ def find_differences(a: Path, b: Path) -> list[Finding]:
         Finding("other facts of the same text", _first(_facts(same_text)), no_pair),
         Finding("batches", *_of_ledgers(a, b, _batches)),
         Finding("figures of the data", _first(_figures(*lines, lambda name: not name.startswith(of_others)))),
-        Finding("learner's values of the same text", _first(_values(a, b, same_text)), no_pair),
+        Finding(
+            "learner's values of the same text",
+            _first(_values(a, b, same_text)),
+            no_pair or _missing(a, b, LEARNER_VALUES),
+        ),
         Finding("figures of the learner", _first(_figures(*lines, lambda name: name.startswith(_OF_LEARNER)))),
         Finding("weights", *_weights(a, b)),
-        Finding("held-out answers", _first(chain(_answers(a, b), _figures(*lines, _is_of_evaluation)))),
+        Finding("held-out answers", _first(chain(_answers(a, b), _figures(*lines, _is_of_evaluation))), one_scored),
     ]
 
 
@@ -301,7 +308,7 @@ def _answers(a: Path, b: Path) -> Iterator[str]:
     keys = ("step", "set", "uid", "sample", "is_greedy")
     of_runs: list[dict[Any, dict[str, Any]]] = []
     for run in (a, b):
-        path, found = run / "evaluations.jsonl", {}
+        path, found = run / _ANSWERS, {}
         for text in path.read_bytes().splitlines() if path.exists() else ():
             with suppress(ValueError):  # cut off by a kill
                 line = json.loads(text)

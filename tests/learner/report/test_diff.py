@@ -224,4 +224,11 @@ def test_a_missing_folder_and_missing_records_are_said(pair: tuple[Path, Path], 
     bare.mkdir()
     shutil.copy(pair[0] / "settings.yaml", bare)
     unknown = {each.part for each in find_differences(pair[0], bare) if each.unknown}
-    assert unknown >= {"installation", "prompts", "sampled tokens", "batches", "weights"}
+    assert unknown >= {"installation", "prompts", "sampled tokens", "batches", "weights", "held-out answers"}
+
+
+def test_learners_values_of_an_earlier_version_are_not_called_the_same(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    old = shutil.copytree(pair[1], tmp_path / "b")
+    shutil.rmtree(old / "learner_values")
+    (found,) = [each for each in find_differences(pair[0], old) if each.difference or each.unknown]
+    assert (found.part, found.unknown) == ("learner's values of the same text", f"{old / 'learner_values'} is missing")
