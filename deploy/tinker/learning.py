@@ -6,6 +6,7 @@ then run again from their bytes: the gradient has the same bits.
 
 import json
 import logging
+import os
 import shutil
 import threading
 import time
@@ -30,6 +31,7 @@ from deploy.tinker.wire import RequestError, read_pass, write_pass
 
 _log = logging.getLogger("tinker")
 _GRADIENT = "forward_backward"
+KEPT_SAMPLERS = 16  # newest weights of one model for sampling sessions; named weights stay
 Made = tuple[Result, list[Row]]
 
 
@@ -76,7 +78,14 @@ class Learning:
             self._released.update(name for name in self._adapters if name.startswith(prefix))
 
     def run(self) -> None:
-        """Run requests for ever."""
+        """Run requests for ever. The process ends when the journal cannot be written: a new start resumes."""
+        try:
+            self._run_all()
+        except BaseException:
+            _log.exception("the service ends, because a request has no place on the disk")
+            os._exit(1)
+
+    def _run_all(self) -> None:
         while True:
             with self._changed:
                 while not (ready := self._runnable()):
@@ -107,8 +116,7 @@ class Learning:
             _log.exception("request failed  id=%s verb=%s", request.id, request.verb)
             result = _failure(f"{type(error).__name__}: {error}", "server")
         self._journal.finish(request, result, rows)
-        if any(isinstance(row, ModelRow) for row in rows):
-            self._remove_old_states(request)
+        self._remove_old_files(request, rows)
         self._on_result(request.id)
 
     def _create(self, request: Request) -> Made:
@@ -167,7 +175,8 @@ class Learning:
         body = SaveForSampler.model_validate_json(request.body)
         adapter, row = self._adapter(request), self._row(request.owner)
         name = f"request-{request.seq}" if body.path is None else checked_name(body.path)
-        place = f"samplers/{file_name(request.owner)}-{request.seq}"
+        kind = "named" if body.path is not None else "session"
+        place = f"samplers/{file_name(request.owner)}/{kind}-{request.seq}"
         shutil.rmtree(self._folder / place, ignore_errors=True)  # of an export that a crash cut
         adapter.export(self._folder / place, self._limits.base_names[0])
         path = f"tinker://{request.owner}/sampler_weights/{name}"
@@ -227,10 +236,17 @@ class Learning:
     def _state_folder(self, model_id: str) -> Path:
         return self._folder / "states" / file_name(model_id)
 
-    def _remove_old_states(self, request: Request) -> None:
-        for path in self._state_folder(request.owner).iterdir():
-            if path.name != f"{request.seq}.safetensors":
-                path.unlink()
+    def _remove_old_files(self, request: Request, rows: list[Row]) -> None:
+        """Remove files that the request's rows replaced, after the rows are in the journal."""
+        if any(isinstance(row, ModelRow) for row in rows):
+            for path in self._state_folder(request.owner).iterdir():
+                if path.name != f"{request.seq}.safetensors":
+                    path.unlink()
+        if any(isinstance(row, SamplerRow) for row in rows):
+            folder = self._folder / "samplers" / file_name(request.owner)
+            of_sessions = sorted(folder.glob("session-*"), key=lambda path: int(path.name.partition("-")[2]))
+            for path in of_sessions[:-KEPT_SAMPLERS]:
+                shutil.rmtree(path)
 
 
 def _json(**values: object) -> Result:

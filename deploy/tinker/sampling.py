@@ -71,6 +71,8 @@ class Sampling:
         sampler = self._journal.sampler(body.sampling_session_id)
         if sampler is None:
             raise RequestError(f"The sampling session {body.sampling_session_id} is not known. Create one.")
+        if sampler.place and not (self._folder / sampler.place).is_dir():
+            raise RequestError(f"The weights {sampler.path} were removed, as newer ones came. Save them by name.")
         tokens = _prompt(body, self._spec.max_model_len)
         for attempt in range(_ATTEMPTS):
             llm = await self._engine()

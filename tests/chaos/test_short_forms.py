@@ -39,6 +39,11 @@ _CHAOS = [
         r"rows=120 hostile=60 refused_rows=[1-9]\d* without_reason=0 servers_ended=0 bystanders_failed=0 unfinished=0 "
         r"lost_leases=0 messages_refused=0",
     ),
+    pytest.param(
+        "tinker_kills",
+        r"steps=12 killed_service=3 killed_client=1 differing=0",
+        marks=[_STACK, pytest.mark.ranks],
+    ),
     pytest.param("checkpoint_mutations", r"mutations=80 corrupt_loads=0 wrong_choice=0"),
     pytest.param("model_families", r"families=1 held=1", marks=_STACK),
     pytest.param("bad_rewards", rf".*invented=0 misassigned=0 {_OF_NEIGHBOURS}.*", marks=_STACK),

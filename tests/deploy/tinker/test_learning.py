@@ -118,7 +118,9 @@ def test_a_gradient_that_is_not_finite_changes_no_weight(base: BaseModel, tmp_pa
     failure = client.error(client.step(6, learning_rate=0.01))
     assert (failure["category"], failure["error"][:26]) == ("user", "The gradient is not finite")
     assert_same_bits(state(client), before)
-    run_script(client, 2, 3)
+    again = Client(tmp_path, base)  # the dropped gradient does not come back
+    again.start()
+    run_script(again, 2, 3)
     assert all(torch.isfinite(each).all() for each in state(client).values())
     assert not torch.equal(*(next(iter(each.values())) for each in (state(client), before)))
 
@@ -170,16 +172,59 @@ def test_a_model_of_another_base_or_a_larger_rank_is_refused(base: BaseModel, tm
 
 def test_a_busy_client_takes_no_more_than_its_share(base: BaseModel, tmp_path: Path) -> None:
     client = Client(tmp_path, base)
-    owners = [f"s{number}:train:0" for number in range(4)]
+    owners = [f"s{number:02}:train:0" for number in range(16)]
     for owner in owners:
         client.create(owner)
-    for seq in range(1, 31):  # all of the first client's requests arrive first
+    for seq in range(1, 61):  # all of the first client's requests arrive first
         client.send("forward_backward", seq, pass_body(ONE * 4, seq=seq), owners[0])
     for owner in owners[1:]:
-        for seq in range(1, 11):
+        for seq in range(1, 5):
             client.send("forward_backward", seq, pass_body(ONE * 4, seq=seq), owner)
     client.start()
-    client.wait(f"{owners[0]}#30")
+    client.wait(f"{owners[0]}#60")
 
-    early = client.order[4:44]
-    assert all(sum(name.startswith(owner) for name in early) >= 5 for owner in owners)
+    early = client.order[16 : 16 + 64]  # 64 passes: four for each
+    assert all(sum(name.startswith(owner) for name in early) >= 2 for owner in owners)
+
+
+def test_sixteen_clients_have_the_bits_that_each_has_alone(base: BaseModel, tmp_path: Path) -> None:
+    together = Client(tmp_path / "together", base)
+    together.start()
+    owners = [f"s{number:02}:train:0" for number in range(16)]
+    for place, owner in enumerate(owners):
+        together.create(owner, rank=1 + place % 3)
+    for seq in (1, 2, 4, 5):
+        for place, owner in enumerate(owners):
+            together.send("forward_backward", seq, pass_body([datum([6 + place, seq, 9])], seq=seq), owner)
+            if seq in (2, 5):
+                together.step(seq + 1, owner, learning_rate=0.01 * (place + 1))
+    for owner in owners:
+        together.wait(f"{owner}#6")
+    alone = Client(tmp_path / "alone", base)  # from here on the only one that uses the base model
+    alone.start()
+    for place in (0, 7, 15):
+        owner = owners[place]
+        alone.create(owner, rank=1 + place % 3)
+        for seq in (1, 2, 4, 5):
+            alone.send("forward_backward", seq, pass_body([datum([6 + place, seq, 9])], seq=seq), owner)
+            if seq in (2, 5):
+                alone.wait(alone.step(seq + 1, owner, learning_rate=0.01 * (place + 1)))
+        assert_same_bits(state(alone, owner), state(together, owner))
+
+
+def test_weights_of_sampling_sessions_are_removed_when_sixteen_are_newer(base: BaseModel, tmp_path: Path) -> None:
+    client = Client(tmp_path, base)
+    client.start()
+    client.create()
+    body = {"model_id": MODEL, "path": "kept"}
+    client.send("save_weights_for_sampler", 1, {**body, "seq_id": 1})
+    for seq in range(2, 20):
+        session = {"model_id": MODEL, "seq_id": seq, "sampling_session_seq_id": seq}
+        name = client.send("save_weights_for_sampler", seq, session)
+    made = json.loads(client.wait(name))["sampling_session_id"]
+
+    left = {path.name for path in (tmp_path / "samplers" / "session-train-0").iterdir()}
+    assert left == {"named-1", *(f"session-{seq}" for seq in range(4, 20))}
+    row = client.journal.sampler(made)
+    assert row is not None
+    assert (row.path, row.step) == (f"tinker://{MODEL}/sampler_weights/request-19", 0)

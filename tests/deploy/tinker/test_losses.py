@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from deploy.tinker.adapters import ALPHA, AdapterForm, BaseModel
+from deploy.tinker.bodies import AdamParams
 from deploy.tinker.wire import Datum, Pass, RequestError
 from tests.deploy.tinker.played_client import base_model, datum
 
@@ -111,6 +112,25 @@ def test_gradients_of_several_passes_add_up(base: BaseModel) -> None:
         assert torch.allclose(each.grad, apart.parameters[name].grad, atol=1e-5), name
 
 
+def test_steps_are_adamws_with_the_clients_numbers_and_each_begins_without_a_gradient(base: BaseModel) -> None:
+    ours, plain = moved_adapter(base), moved_adapter(base)
+    parameters = [*plain.parameters.values()]
+    plain_adam = torch.optim.AdamW(parameters, lr=0.01, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
+    adam = AdamParams(learning_rate=0.01, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.1, grad_clip_norm=0.5)
+    for data in (WEIGHTED, WEIGHTED[:1]):
+        base.run(ours, Pass(data, "cross_entropy", {}, forward_only=False))
+        metrics = ours.step(adam)
+        plain_adam.zero_grad()
+        base.run(plain, Pass(data, "cross_entropy", {}, forward_only=False))
+        norm = torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+        plain_adam.step()
+        assert metrics == {"grad_norm": pytest.approx(float(norm)), "learning_rate": 0.01}
+        assert float(norm) > 0.5
+
+    for name, each in ours.parameters.items():
+        assert torch.equal(each, plain.parameters[name]), name
+
+
 REFUSED = [
     (Pass(WEIGHTED, "stable_reinforce", {}, False), "stable_reinforce is not served: its formula is not published"),
     (Pass(WEIGHTED, "gspo", {}, False), "gspo is not served: it is not known here. Use one of cross_entropy"),
@@ -147,8 +167,6 @@ def test_layers_without_an_adapter_are_the_base_models(base: BaseModel) -> None:
 
 
 def test_an_adapters_logprobs_have_the_same_bits_after_anothers_step(base: BaseModel) -> None:
-    from deploy.tinker.bodies import AdamParams
-
     one, other = moved_adapter(base), base.make_adapter(AdapterForm(8, seed=4))
     forward = Pass([Datum(each.tokens, each.inputs) for each in WEIGHTED], "cross_entropy", {}, True)
     before, _ = base.run(one, forward)
