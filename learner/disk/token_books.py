@@ -37,7 +37,11 @@ WITH RECURSIVE used("group", sample_index, incarnation, attempt, upto, what) AS 
     FROM books.attempts AS a LEFT JOIN used AS u USING ("group", sample_index, incarnation, attempt)
     LEFT JOIN prompts AS p ON p."group" = a."group"
 ), fates(what, num_tokens) AS (
-    SELECT IIF(what = 'under way' AND state = 'skipped', COALESCE(reason, 'skipped'), what), num_used
+    SELECT IIF(what = 'under way' AND state = 'skipped', COALESCE(reason, (
+        SELECT o.reason FROM books.attempts AS o
+        WHERE (o."group", o.sample_index, o.incarnation) = (parts."group", parts.sample_index, parts.incarnation)
+        AND o.reason NOT IN ('duplicate', 'unknown')
+    ), 'skipped'), what), num_used
     FROM parts WHERE what IS NOT NULL
     UNION ALL
     SELECT CASE

@@ -117,6 +117,16 @@ def test_kept_turns_count_once_for_the_attempt_that_generated_them(ledger: Booke
     assert ledger._db.execute(UNBOOKED).fetchall() == []
 
 
+def test_kept_turns_of_a_sample_that_is_not_trained_go_by_its_reason(ledger: BookedLedger) -> None:
+    """Attempt 1 kept 1 of its 6 tokens, 2 added 2; the coordinator gives its reason for attempt 2."""
+    tell(ledger, count(6, "died"), session="s1-1-a")
+    tell(ledger, count(2, "done", 2, num_resumed=1, resumed_from=1), session="s2-1-b")
+    finish(ledger, attempt=2)
+    ledger.set_state(["e0-a"], "skipped", reason="all rewards are 1")
+    ledger.books.note_unused(example_facts(group="e0-a", sample_index=0, attempt=2, incarnation=1), "filtered")
+    assert totals(ledger) == {"filtered": 3, "died": 5}
+
+
 def test_step_that_is_redone_after_a_crash_moves_its_tokens_and_counts_them_once(ledger: BookedLedger) -> None:
     tell(ledger, count(_OWN))
     tell(ledger, count(_OWN, incarnation=2), session="s1-2-y", incarnation=2)
