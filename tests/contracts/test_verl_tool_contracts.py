@@ -14,6 +14,7 @@ from protocol.errors import SettingsError
 from protocol.settings.tools import ToolsSettings
 from protocol.wire import messages as m
 from protocol.wire.trajectory import Trajectory
+from rollout.environments.base import Chat, Resources, Task
 from rollout.environments.verl.load import load_verl_tools
 from rollout.neighbours.node import Node
 from rollout.neighbours.services import Services
@@ -210,3 +211,26 @@ def test_tools_file_that_cannot_be_used_is_refused(tmp_path: Path, written: str,
         load_verl_tools(path, ToolsSettings())
     assert str(refused.value).startswith(f"settings: rollout.environment = verl_tools:{path}: ")
     assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("extra_info", "offered"),
+    [
+        ({}, ["guess", "look"]),
+        ({"tool_selection": ["look", "elsewhere"]}, ["look"]),
+        ({"tool_selection": []}, ["guess", "look"]),
+    ],
+)
+async def test_row_offers_the_tools_of_its_tool_selection(
+    tmp_path: Path, extra_info: dict[str, Any], offered: list[str]
+) -> None:
+    path = _written(tmp_path, "guess_two", NEW)
+    _, _, entry = path.read_text().partition("tools:\n")
+    typed = entry.replace('"guess"', '"look"').replace(
+        'type: "string"', 'type: ["integer", "number"]\n              enum: [1, 2]'
+    )
+    path.write_text(f"tools:\n{entry}{typed}")
+    environment = load_verl_tools(path, ToolsSettings())(Resources(4, {}, MODEL.tokenizer()))
+    prompt = await environment.reset(Task("2+2=", None, {"extra_info": extra_info}))
+    assert isinstance(prompt, Chat)
+    assert [tool["function"]["name"] for tool in prompt.tools] == offered

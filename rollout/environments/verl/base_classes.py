@@ -20,9 +20,9 @@ class _OpenModel(BaseModel):
 
 
 class OpenAIFunctionPropertySchema(_OpenModel):
-    type: str  # type name in JSON Schema
+    type: str | list[str]  # type names in JSON Schema
     description: str | None = None
-    enum: list[str] | None = None
+    enum: list[Any] | None = None
 
 
 class OpenAIFunctionParametersSchema(_OpenModel):

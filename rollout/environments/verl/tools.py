@@ -66,7 +66,7 @@ class VerlToolbox:
     has_state = True
 
     def __init__(self, tools: Mapping[str, VerlTool], reward: Literal["none", "steps", "final"]) -> None:
-        self._tools = tools
+        self._tools, self._offered = tools, tools
         self._reward = reward
         self._ids: dict[str, str] = {}
         self._rewards: dict[str, float] = {}
@@ -74,17 +74,22 @@ class VerlToolbox:
 
     @property
     def schemas(self) -> Sequence[dict[str, Any]]:
-        return [tool.schema for tool in self._tools.values()]
+        return [tool.schema for tool in self._offered.values()]
 
     async def begin(self, task: Task) -> None:
-        """Read the row's options of tools: `tools_kwargs` in its column `extra_info`, or in a column of its own."""
+        """Read the row's options of tools: `tools_kwargs` in its column `extra_info`, or in a column of its own.
+
+        `tool_selection` in `extra_info` names the tools that the row offers; as in verl, unknown names are ignored.
+        """
         extra = task.columns.get("extra_info")
+        if isinstance(extra, Mapping) and (selected := extra.get("tool_selection")):
+            self._offered = {name: self._tools[name] for name in selected if name in self._tools}
         row = extra if isinstance(extra, Mapping) and "tools_kwargs" in extra else task.columns
         options = row.get("tools_kwargs")
         self._options = options if isinstance(options, Mapping) else {}
 
     async def answer(self, name: str, arguments: Mapping[str, Any]) -> ToolReply:
-        tool = self._tools[name]
+        tool = self._offered[name]
         arguments = parse_texts(arguments, tool.schema)
         if name not in self._ids:
             self._ids[name] = await tool.create(str(uuid4()), self._options_of(name, "create_kwargs"))
