@@ -12,7 +12,7 @@ import os.path
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from protocol.errors import SettingsError
@@ -24,6 +24,8 @@ _OLD_NAMES = {"llama3": "llama3_json"}
 _THOUGHT, _THOUGHT_END = "<think>", "</think>"
 # Newer templates of Mistral write an id that vLLM's parser does not know.
 _CALL_ID = re.compile(r"\[CALL_ID\]\w*")
+# An id that the policy gave to its call, in newer and older templates of Mistral; results name it.
+_WRITTEN_ID = re.compile(r'(?<=\[CALL_ID\])\w{9}(?=\W)|(?<="id": ")[A-Za-z0-9]{9}(?="\}[,\]])')
 _MAX_PIECES = 64
 # Some parsers take time with the square of the length: a second for 138,000 brackets.
 _LONG_TURN = 1 << 13
@@ -46,6 +48,7 @@ class Call:
     name: str  # tool's name; empty where the call cannot be read
     arguments: Mapping[str, Any]
     problem: str | None = None  # reason why the call cannot be read; None: it was read
+    id: str = field(default="", compare=False)  # id that the policy wrote; empty: it wrote none
 
 
 class CallReader:
@@ -103,6 +106,8 @@ class CallReader:
             content = spoken[: places[0]]
         if not calls:
             return text, []
+        if self.call_format == "mistral" and len(ids := _WRITTEN_ID.findall(spoken)) == len(calls):
+            calls = [replace(call, id=written) for call, written in zip(calls, ids, strict=True)]
         space = spoken[: len(spoken) - len(spoken.lstrip())]
         return (thought + space + content.lstrip()).strip(), calls
 

@@ -164,6 +164,6 @@ class ToolUse:
 
     def _message(self, call: Call, text: str) -> dict[str, Any]:
         # Some templates ask for a name, Mistral's for an id of 9 characters.
-        message = {"role": "tool", "name": call.name, "tool_call_id": f"call{self._num_calls:05d}"[-9:]}
+        message = {"role": "tool", "name": call.name, "tool_call_id": call.id or f"call{self._num_calls:05d}"[-9:]}
         self._num_calls += 1
         return {**message, "content": text}

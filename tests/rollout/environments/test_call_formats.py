@@ -76,6 +76,20 @@ def test_calls_of_each_family_are_read(
 
 
 @pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ('[{"name": "now", "arguments": {}, "id": "abcdefghi"}, {"name": "now", "arguments": {}, "id": "VvvODy9mT"}]',
+         ["abcdefghi", "VvvODy9mT"]),
+        ('[{"name": "now", "arguments": {"id": "abcdefghi"}}]', [""]),
+    ],
+)  # fmt: skip
+def test_ids_that_a_policy_gave_to_its_calls_are_read(
+    readers: dict[str, CallReader], text: str, ids: list[str]
+) -> None:
+    assert [call.id for call in readers["mistral"].read(f"[TOOL_CALLS] {text}")[1]] == ids
+
+
+@pytest.mark.parametrize(
     ("call_format", "text", "problem"),
     [
         ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1</tool_call>', "not a complete call in the format"),
@@ -189,7 +203,9 @@ def test_call_in_a_models_form_is_read_back(written: str, call_format: str) -> N
     reader = choose_reader("auto", _writing(written))
 
     assert reader.call_format == call_format
-    assert reader.read("I look.\n" + written)[1] == [Call("lookup_city", {"city": "Paris"})]
+    (call,) = reader.read("I look.\n" + written)[1]
+    assert call == Call("lookup_city", {"city": "Paris"})
+    assert call.id == ("call00000" if call_format == "mistral" and "call00000" in written else "")
 
 
 def test_thought_that_the_template_opened_calls_nothing() -> None:

@@ -169,6 +169,14 @@ async def test_several_calls_of_a_turn_are_answered_in_order_up_to_the_limit() -
     assert results == [*map(str, range(8)), refused, refused]
 
 
+async def test_result_names_the_id_that_a_policy_gave_to_its_call() -> None:
+    model = FAMILIES["mistral"]
+    call = _calling(model).replace("}]", '}, "id": "VvvODy9mT"}]').replace('}}, "id"', '}, "id"')
+    said = iter([call + model.end, f"144.{model.end}"])
+    trajectory, engine = await _played(model, lambda context: next(said))
+    assert _texts(trajectory, engine)[2] == model.result.format(text="144").replace("call00000", "VvvODy9mT")
+
+
 async def test_calls_after_the_last_turn_are_not_run() -> None:
     trajectory, engine = await _played(HERMES, lambda context: _calling(HERMES), max_turns=2)
     assert (trajectory.facts.finish, trajectory.facts.num_turns) == ("turns", 3)
