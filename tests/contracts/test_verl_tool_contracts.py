@@ -4,6 +4,8 @@ Classes are written as verl's own examples are: the imports, decorators, annotat
 a new one.
 """
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from protocol.settings.tools import ToolsSettings
 from protocol.wire import messages as m
 from protocol.wire.trajectory import Trajectory
 from rollout.environments.base import Chat, Resources, Task
+from rollout.environments.verl import base_classes
 from rollout.environments.verl.load import load_verl_tools
 from rollout.neighbours.node import Node
 from rollout.neighbours.services import Services
@@ -234,3 +237,25 @@ async def test_row_offers_the_tools_of_its_tool_selection(
     prompt = await environment.reset(Task("2+2=", None, {"extra_info": extra_info}))
     assert isinstance(prompt, Chat)
     assert [tool["function"]["name"] for tool in prompt.tools] == offered
+
+
+def test_copied_tool_is_found_beside_the_tools_file_when_verl_is_installed(tmp_path: Path) -> None:
+    installed = tmp_path / "installed" / "verl"
+    for package in ("", "tools", "utils"):
+        (installed / package).mkdir(parents=True)
+        (installed / package / "__init__.py").touch()
+    shutil.copy(base_classes.__file__, installed / "tools" / "base_tool.py")
+    shutil.copy(base_classes.__file__, installed / "tools" / "schemas.py")
+    (installed / "utils" / "rollout_trace.py").write_text("rollout_trace_op = lambda function: function")
+    path = _written(tmp_path, "verl.tools.guess_beside", NEW)
+    code = f"""
+import sys
+sys.path.insert(0, {str(installed.parent)!r})
+from pathlib import Path
+from protocol.settings.tools import ToolsSettings
+from rollout.environments.verl.load import load_verl_tools
+load_verl_tools(Path({str(path)!r}), ToolsSettings())
+print(sys.modules["verl"].__file__)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stdout.strip() == str(installed / "__init__.py"), ended.stderr

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -104,9 +105,13 @@ _OPEN_PACKAGES = ("verl.tools", "verl.utils.reward_score")
 def offer_base_classes(folder: str) -> None:
     """Make `from verl.tools.base_tool import BaseTool` and such work in this process, unless verl is installed.
 
-    folder: folder of the tools file, which may have copies of verl's tools and of the scorers that they import.
+    folder: folder of the tools file, which may have copies of verl's tools and of the scorers that they import: newer
+    releases of verl have none of their own.
     """
     if _is_verl_installed():
+        for name in _OPEN_PACKAGES:
+            with suppress(ImportError):  # the import of a tool says what is missing
+                importlib.import_module(name).__path__.append(folder)
         return
     for name, contents in _MODULES.items():
         module = ModuleType(name)
