@@ -22,8 +22,8 @@ CREATE TABLE IF NOT EXISTS books.attempts (
 """
 
 # Tables `used` (tokens of an attempt that are in a trajectory: those from num_resumed up to `upto`) and `fates` (each
-# attempt's tokens in two parts; last those of lost counts). A trajectory may continue the kept turns of earlier attempts,
-# and these of others.
+# attempt's tokens in two parts; last those of lost counts). A trajectory may continue the kept turns of earlier
+# attempts, and these of others.
 FATES = """
 WITH RECURSIVE used("group", sample_index, incarnation, attempt, upto, what) AS (
     SELECT "group", sample_index, incarnation, attempt, num_model_tokens,
