@@ -8,6 +8,7 @@ import re
 import string
 from collections.abc import Sequence
 from decimal import Decimal
+from unicodedata import normalize
 
 from rewards.sample import Sample, Score, targets_of
 
@@ -34,7 +35,8 @@ def answer_matches(response: str, targets: Sequence[str]) -> bool:
     answer = last_answer(response)
     if answer is None:
         return False
-    return any(_is_same(answer, target) for target in targets)
+    # One letter with an accent has two spellings in Unicode, and tokenizers write the first.
+    return any(_is_same(*(normalize("NFC", text) for text in (answer, target))) for target in targets)
 
 
 def _is_same(answer: str, target: str) -> bool:

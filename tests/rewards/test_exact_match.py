@@ -38,6 +38,14 @@ def test_last_answer_is_the_last_complete_one(response: str, expected: str | Non
     assert last_answer(response) == expected
 
 
+def test_accents_have_one_spelling() -> None:
+    composed, decomposed = "Café à Zürich", "Cafe\u0301 a\u0300 Zu\u0308rich"
+    assert composed != decomposed
+    assert answer_matches(f"<answer>{composed}</answer>", [decomposed])
+    assert answer_matches(f"<answer>{decomposed}</answer>", [composed])
+    assert not answer_matches("<answer>Cafe a Zurich</answer>", [composed, decomposed])
+
+
 def test_answer_matches_any_target_but_only_whole() -> None:
     assert answer_matches("<answer>the Netherlands</answer>", ["Holland", "Netherlands"])
     assert not answer_matches("<answer>Netherlands Antilles</answer>", ["Netherlands"])
