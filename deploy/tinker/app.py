@@ -107,6 +107,8 @@ class Api:
     def _submit(self, verb: str, place: Callable[[bytes], tuple[str, int]]) -> Any:
         async def submit(request: HttpRequest, body: bytes) -> Response:
             owner, seq = place(body)
+            if seq > 0 and not await asyncio.to_thread(self._journal.has, request_id(owner, 0)):
+                raise HTTPException(404, f"The model {owner} was not created in this service's folder.")
             self._see(owner.partition(":train:")[0])
             made = Request(request_id(owner, seq), owner, seq, verb, body)
             if await asyncio.to_thread(self._journal.add, made):

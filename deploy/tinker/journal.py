@@ -136,6 +136,10 @@ class Journal:
             raise KeyError(request_id)
         return None if row[0] is None else Result(row[0], row[1])
 
+    def has(self, name: str) -> bool:
+        """Return whether a request with this name came, whatever its result."""
+        return self._one("SELECT 1 FROM request WHERE id = ?", name) is not None
+
     def request(self, owner: str, seq: int) -> Request | None:
         """Return an unfinished request, or None."""
         query = "SELECT id, owner, seq, verb, body FROM request WHERE owner = ? AND seq = ? AND kind IS NULL"

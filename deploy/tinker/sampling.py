@@ -65,8 +65,6 @@ class Sampling:
         self._on_result(request.id)
 
     async def _sample(self, request: Request) -> bytes:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         body = Sample.model_validate_json(request.body)
         sampler = self._journal.sampler(body.sampling_session_id)
         if sampler is None:
@@ -74,6 +72,8 @@ class Sampling:
         if sampler.place and not (self._folder / sampler.place).is_dir():
             raise RequestError(f"The weights {sampler.path} were removed, as newer ones came. Save them by name.")
         tokens = _prompt(body, self._spec.max_model_len)
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         for attempt in range(_ATTEMPTS):
             llm = await self._engine()
             try:

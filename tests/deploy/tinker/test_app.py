@@ -1,0 +1,132 @@
+"""The HTTP side: names of requests, polls, keys, and refusals. No engine starts."""
+
+import json
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deploy.tinker.adapters import BaseModel
+from deploy.tinker.app import About, Api
+from deploy.tinker.journal import Journal
+from deploy.tinker.learning import Learning, Limits
+from deploy.tinker.sampling import Sampling
+from tests.deploy.tinker.played_client import MODEL, datum, pass_body, read_logprobs
+from tests.fakes.tiny_models import engine_of
+
+KEY = "tml-0123456789abcdef"
+CREATE = {"session_id": "session", "model_seq_id": 0, "base_model": "base", "lora_config": {"rank": 4, "seed": 1}}
+SESSION = {"session_id": "session", "sampling_session_seq_id": 3}
+
+
+@pytest.fixture
+async def http(base: BaseModel, model_folder: Path, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of a service."""
+    journal = Journal(tmp_path / "journal.sqlite")
+    api = Api(journal, About("base", str(model_folder), "qwen2", 32), KEY)
+    learning = Learning(journal, base, tmp_path, Limits(1 << 30, 16, ("base",)), api.on_result)
+    engine = engine_of(model_folder).model_copy(update={"max_model_len": 32})
+    api.start(learning, Sampling(journal, engine, tmp_path, api.on_result))
+    threading.Thread(target=learning.run, daemon=True).start()
+    transport = httpx.ASGITransport(api.app())
+    headers = {"X-API-Key": KEY}
+    async with httpx.AsyncClient(transport=transport, base_url="http://test/api/v1/", headers=headers) as client:
+        yield client
+
+
+async def result(http: httpx.AsyncClient, path: str, body: Any) -> httpx.Response:
+    """Return the result of a request."""
+    sent = {"content": body} if isinstance(body, bytes) else {"json": body}
+    made = (await http.post(path, **sent)).json()
+    return await http.post("retrieve_future", json={"request_id": made["request_id"]})
+
+
+def sample(**changes: Any) -> dict[str, Any]:
+    """Return the body of a sample request."""
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [5, 6]}]}
+    given = {"sampling_session_id": "session:sample:3", "seq_id": 1, "num_samples": 2, "prompt": prompt}
+    return {**given, "sampling_params": {"max_tokens": 1}, **changes}
+
+
+async def test_a_model_is_created_described_and_run(http: httpx.AsyncClient) -> None:
+    created = await result(http, "create_model", CREATE)
+    info = (await http.post("get_info", json={"model_id": MODEL})).json()
+    passed = await result(http, "forward_backward", pass_body([datum([5, 6, 7])]))
+    stepped = await result(http, "optim_step", {"model_id": MODEL, "seq_id": 2, "adam_params": {}})
+
+    assert created.json()["model_id"] == MODEL
+    assert (info["model_name"], info["lora_rank"], info["model_data"]["arch"]) == ("base", 4, "qwen2")
+    assert passed.headers["content-type"] == "application/x-protobuf"
+    assert len(read_logprobs(passed.content)) == 2
+    assert stepped.json()["metrics"]["grad_norm"] > 0
+
+
+async def test_a_failed_request_has_its_error_and_whose_fault_it_is(http: httpx.AsyncClient) -> None:
+    await result(http, "create_model", CREATE)
+    failed = await result(http, "forward_backward", pass_body([datum([5, 6, 7])], "gspo"))
+
+    assert failed.status_code == 200
+    assert (failed.json()["category"], failed.json()["error"][:20]) == ("user", "loss_fn = gspo is no")
+
+
+async def test_a_request_without_the_key_is_refused(http: httpx.AsyncClient) -> None:
+    refused = await http.post("create_session", headers={"X-API-Key": "tml-other"})
+    assert (refused.status_code, refused.json()["error"][:9]) == (401, "X-API-Key")
+
+
+async def test_the_base_model_is_the_only_one_offered(http: httpx.AsyncClient) -> None:
+    offered = (await http.get("get_server_capabilities")).json()["supported_models"]
+    assert [(model["model_name"], model["max_context_length"]) for model in offered] == [("base", 32)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "text"),
+    [
+        ("retrieve_future", {"request_id": "none"}, 410, "The request none is not known"),
+        ("get_info", {"model_id": "none"}, 404, "The model none was not created."),
+        ("optim_step", {"model_id": MODEL, "seq_id": 1}, 404, f"The model {MODEL} was not created in this"),
+        ("optim_step", {"model_id": MODEL}, 422, "$.seq_id Field required"),
+        ("forward_backward", b"\xff", 422, "the body is no ForwardBackwardRequest."),
+        ("load_weights", {"path": "tinker://a", "optimizer": True}, 422, "load_weights needs session_id"),
+        ("asample", sample(), 404, "The sampling session session:sample:3 is not known."),
+        ("create_sampling_session", {**SESSION, "model_path": "tinker://a/b"}, 404, "model_path = tinker://a/b has no"),
+    ],
+)
+async def test_a_wrong_request_is_refused_with_a_sentence(
+    path: str, body: Any, status: int, text: str, http: httpx.AsyncClient
+) -> None:
+    sent = {"content": body} if isinstance(body, bytes) else {"json": body}
+    refused = await http.post(path, **sent)
+    assert (refused.status_code, refused.json()["error"][: len(text)]) == (status, text)
+
+
+async def test_a_sampling_session_of_the_base_model_names_it_in_each_sample(http: httpx.AsyncClient) -> None:
+    made = (await http.post("create_sampling_session", json=SESSION)).json()
+    shown = (await http.get("samplers/session:sample:3")).json()
+    picture = {"chunks": [{"type": "image"}]}
+    sent = (await http.post("asample", json=sample(prompt=picture))).json()
+
+    assert made["sampling_session_id"] == shown["sampler_id"] == "session:sample:3"
+    assert sent["sample_sequence_ids"] == ["base@0/session:sample:3/1/0", "base@0/session:sample:3/1/1"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"prompt": {"chunks": [{"type": "image"}]}}, "The prompt has a chunk that is no text."),
+        (
+            {"prompt": {"chunks": [{"type": "encoded_text", "tokens": [5] * 32}]}},
+            "The prompt has 32 tokens. Give 1 to 31.",
+        ),
+        ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k is not served."),
+    ],
+)
+async def test_a_sample_that_is_not_served_is_refused_before_an_engine_starts(
+    changes: dict[str, Any], text: str, http: httpx.AsyncClient
+) -> None:
+    await http.post("create_sampling_session", json=SESSION)
+    failed = json.loads((await result(http, "asample", sample(**changes))).content)
+    assert (failed["category"], failed["error"][: len(text)]) == ("user", text)
