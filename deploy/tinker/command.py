@@ -34,7 +34,7 @@ def _serve(given: argparse.Namespace) -> None:
     listener = bind("tinker", given.host, given.port)
     given.folder.mkdir(parents=True, exist_ok=True)
     try:
-        with file_lock(given.folder / "lock"):
+        with listener, file_lock(given.folder / "lock"):
             serve_app(_make_app(given, key), listener, None, f"tinker: {given.name or given.model}")
     except BlockingIOError:
         raise OperatorError(f"tinker: {given.folder} is used by another service. Give another --folder.") from None
