@@ -18,6 +18,7 @@ from protocol.wire.messages import Message, ToCoordinator
 
 _log = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 0.05
+_LONGEST_RECEIVING_S = 0.01
 _STATUS_EVERY_S = 0.5
 
 
@@ -67,18 +68,15 @@ class CoordinatorLoop:
             self._channel.close()
 
     def _receive_all(self) -> None:
-        """Receive the arrived messages, at most 1,000 so that a flood does not block the loop's other work.
+        """Receive the arrived messages, for at most 0.01 s so that a flood does not block the loop's other work.
 
         Waits up to 0.05 s for the first one.
         """
         received = self._channel.receive(_LONGEST_WAIT_S)
-        for _ in range(1000):
-            if received is None:
-                return
+        until = time.monotonic() + _LONGEST_RECEIVING_S
+        while received is not None:
             self._receive(*received)
-            received = self._channel.receive(0.0)
-        if received is not None:
-            self._receive(*received)
+            received = self._channel.receive(0.0) if time.monotonic() < until else None
 
     def _receive(self, peer: bytes, frames: Sequence[bytes]) -> None:
         name = peer.decode("utf-8", errors="replace")
