@@ -39,7 +39,7 @@ _POLL_S = 1.0
 # A coordinator pings every second. After this silence nothing more is sent: the coordinator has ended, or the earlier
 # messages still wait in its memory.
 _SILENT_S = 10.0
-_LAST_WORD_S = 5.0  # longest wait at the end of a session for the answer to its last counts
+_LAST_WORD_S = 15.0  # longest wait at the end of a session for the answer to its last counts
 
 
 class Channel(Protocol):

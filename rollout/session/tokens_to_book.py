@@ -38,7 +38,7 @@ class TokensToBook:
         self._sent: dict[str, m.TokenCount] = {}
         self._num_sent = 0  # sum of all counts as they were sent last
         self._num_messages = 0
-        self._unanswered: dict[int, list[str]] = {}  # message -> keys in it
+        self._unanswered: dict[int, dict[str, m.TokenCount]] = {}  # message -> its rows by key
         self._left: dict[str, LeftTally] = {}  # session -> its file
         self._left_in: dict[int, tuple[str, int]] = {}  # message -> session whose counts are in it, its first row
         self._told_at = float("-inf")
@@ -68,9 +68,9 @@ class TokensToBook:
         """Forget what the coordinator has in its books."""
         if not isinstance(message, m.Done) or not message.request:
             return
-        for key in self._unanswered.pop(message.request, ()):
-            sent = self._sent.get(key)
-            if sent is not None and sent.how and sent == self._tally.row(key):
+        for key, row in self._unanswered.pop(message.request, {}).items():
+            # A later message may have more of the attempt, and be lost: the answer is for this one's row.
+            if key in self._sent and row.how and row == self._tally.row(key):
                 self._tally.forget(key)
                 del self._sent[key]
         session, first = self._left_in.pop(message.request, ("", 0))
@@ -100,7 +100,7 @@ class TokensToBook:
                 self._num_sent += rows[key].num_tokens - (before.num_tokens if before is not None else 0)
                 self._sent[key] = rows[key]
             number, message = self._message(self._session, [rows[key] for key in part], self._num_sent)
-            self._unanswered[number] = part
+            self._unanswered[number] = {key: rows[key] for key in part}
             yield message, []
 
     def finish(self) -> None:

@@ -107,6 +107,25 @@ async def test_last_count_of_a_sample_is_told_before_its_result_and_until_it_is_
     await until(lambda: "e0-a/0/1" not in scene.session._books._sent)
 
 
+async def test_answer_to_an_earlier_count_does_not_end_a_later_one_that_was_lost(scene: Scene) -> None:
+    books = scene.session._books
+    scene.scorer.delay_s = 60.0
+    scene.coordinator.lease("e0-a")
+    await until(lambda: len(scene.scorer.requests) == 1)
+    books._told_at = float("-inf")
+    (earlier,) = [message for message, _ in books.due_messages() if isinstance(message, m.TokensCounted)]
+    assert earlier.rows == [m.TokenCount("e0-a", 0, 1, 1, 1)]
+    books._tally.count("e0-a/0/1/0-1", 4)
+    books._tally.end("e0-a/0/1", "failed")
+    books._told_at = float("-inf")
+    (later,) = [message for message, _ in books.due_messages() if isinstance(message, m.TokensCounted)]
+    assert later.rows == [m.TokenCount("e0-a", 0, 1, 1, 5, "failed")]
+    books.on_message(m.Done(**scene.coordinator.stamp, request=earlier.request))
+    assert "e0-a/0/1" in list(books._tally)
+    books.on_message(m.Done(**scene.coordinator.stamp, request=later.request))
+    assert "e0-a/0/1" not in list(books._tally)
+
+
 async def test_tokens_of_failed_and_stopped_samples_are_told_with_how_they_ended(scene: Scene) -> None:
     scene.scorer.reward = NeighbourError("reward:fake", "is down")
     scene.coordinator.lease("e0-a")
