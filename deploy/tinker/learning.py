@@ -48,11 +48,17 @@ class Learning:
     """Runs requests one at a time. `run` is the thread; the other methods are for any thread."""
 
     def __init__(
-        self, journal: Journal, base: BaseModel, folder: Path, limits: Limits, on_result: Callable[[str], None]
+        self,
+        journal: Journal,
+        base: BaseModel,
+        folder: Path,
+        limits: Limits,
+        on_result: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """on_result: called in this thread with a request's id once its result is in the journal."""
+        """on_result: called in this thread with a request's id once its result is in the journal. clock: seconds."""
         self._journal, self._base, self._folder, self._limits = journal, base, folder, limits
-        self._on_result = on_result
+        self._on_result, self._clock = on_result, clock
         self._adapters: dict[str, Adapter] = {}
         self._released: set[str] = set()  # models whose memory may be used for others
         self._next = journal.next_seqs()
@@ -93,13 +99,13 @@ class Learning:
                 owner = min(ready, key=lambda name: self._used[name])
                 seq = self._next.get(owner, 0)
             request = self._journal.request(owner, seq)
-            started = time.monotonic()
+            started = self._clock()
             if request is not None:
                 self._run(request)
             with self._changed:
                 self._arrived[owner].discard(seq)
                 self._next[owner] = seq + 1
-                self._used[owner] += time.monotonic() - started
+                self._used[owner] += self._clock() - started
 
     def _runnable(self) -> list[str]:
         return [owner for owner, seqs in self._arrived.items() if self._next.get(owner, 0) in seqs]

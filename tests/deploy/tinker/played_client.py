@@ -2,7 +2,8 @@
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,7 @@ class Client:
     folder: Path
     base: BaseModel
     adapter_bytes: int = 1 << 30
+    clock: Callable[[], float] = time.monotonic
     order: list[str] = field(default_factory=list)  # requests in the order of their results
 
     def __post_init__(self) -> None:
@@ -94,7 +96,7 @@ class Client:
         self.journal = Journal(self.folder / "journal.sqlite")
         self._done = threading.Condition()
         limits = Limits(self.adapter_bytes, 16, ("base",))
-        self.learning = Learning(self.journal, self.base, self.folder, limits, self._on_result)
+        self.learning = Learning(self.journal, self.base, self.folder, limits, self._on_result, self.clock)
 
     def start(self) -> None:
         threading.Thread(target=self.learning.run, daemon=True).start()
