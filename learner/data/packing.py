@@ -5,7 +5,6 @@ The coordinator computes it, and imports no torch. N trajectories take N log N o
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from itertools import repeat
 from typing import NamedTuple
 
 # A token's cost grows with its trajectory's length: attention equals the linear layers' work at about this many tokens.
@@ -29,7 +28,9 @@ def plan_groups(
     """
     size = num_ranks, micro_batch_tokens
     if are_whole:
-        return _plan_units([_unit(*each) for each in zip(groups, repeat(lengths), prompts, strict=False)], *size)[0]
+        whole = [_unit(group, lengths, prompt) for group, prompt in zip(groups, prompts, strict=True)]
+        # By their lengths alone: sums round in the order of the micro-batches.
+        return _plan_units([unit._replace(cost=cost(unit.length)) for unit in whole], *size)[0]
     alone = [_unit([index], lengths, 0) for group in groups for index in group]
     if not any(prompts):
         return _plan_units(alone, *size)[0]

@@ -33,6 +33,7 @@ class PolicySettings:
     max_tokens: int = 4096  # longest generated trajectory
     longest_text: int = 4096  # longest trajectory or row, which decides the factors of LongRoPE
     micro_batch_tokens: int = 8192  # token budget of a micro-batch; 1: one trajectory each
+    are_pairs: bool = False  # both answers of a pair are in one micro-batch, whatever its budget
     share_prompts: bool = False  # trajectories of a micro-batch compute an equal prompt once
     updates_per_step: int = 1  # updates of one step of the run: a resume with another number keeps the schedule's place
     temperature: float = 1.0  # logprobs are those of the sampled distribution
@@ -98,6 +99,7 @@ def policy_settings(settings: Settings, model: Path) -> PolicySettings:
         max_tokens=longest,
         longest_text=(read_max_positions(model) or longest) if settings.is_of_rows else longest,
         micro_batch_tokens=learner.micro_batch_tokens,
+        are_pairs=settings.objective in ("dpo", "reward_model"),
         share_prompts=learner.share_prompts,
         temperature=settings.rollout.temperature,
         trust_remote_code=settings.policy.trust_remote_code,

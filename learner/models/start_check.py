@@ -39,6 +39,7 @@ _LIMIT = 1e-3  # nats, or a critic's value. Rounding in float32 stays 100 times 
 _NUM_SCORED = 512  # last tokens of each text that are compared: they depend on every window and chunk
 _SHORT = (24, 16)  # tokens of short texts
 _ALONE = "Set learner.micro_batch_tokens to 1: every trajectory is then computed by itself."
+_NO_PAIRS = "Use another model: both answers of a pair are in one micro-batch (docs/look_up/models.md)."
 _UNSHARED = "Set learner.share_prompts to false: every trajectory then computes its own prompt."
 _OTHER_MODEL = (
     "Use another model, or a rollout.max_context_tokens below its window or chunk; of rows, shorter ones "
@@ -97,9 +98,11 @@ def _check(settings: PolicySettings, kind: Kind, name: str) -> list[str | None]:
     if settings.role == "policy":  # no trajectory is longer than its positions
         longest = min(longest, read_max_positions(settings.model_dir) or longest)
     found = compare(config, kind, longest, trust_remote_code=settings.trust_remote_code)
-    fault = found.find_fault(is_packed=settings.micro_batch_tokens > 1, is_shared=settings.share_prompts)
+    is_packed = settings.micro_batch_tokens > 1 or settings.are_pairs
+    fault = found.find_fault(is_packed=is_packed, is_shared=settings.share_prompts)
     if fault is not None:
-        return [f"The model {name} cannot be used as the {settings.role} like this: it {fault[0]}. {fault[1]}", None]
+        cure = _NO_PAIRS if fault[1] == _ALONE and settings.are_pairs else fault[1]
+        return [f"The model {name} cannot be used as the {settings.role} like this: it {fault[0]}. {cure}", None]
     if kind == "language model" and found.method == "logits":
         _log.warning('logprobs by logits  model=%s consequence="more memory per micro-batch"', name)
     return [None, found.method]

@@ -153,6 +153,21 @@ def test_refusal_names_model_role_and_cure(tmp_path: Path, micro_batch_tokens: i
         check_model(settings, "language model", name="me/tiny")
 
 
+def test_model_that_mixes_trajectories_is_refused_for_pairs_whatever_the_budget(tmp_path: Path) -> None:
+    """Both answers of a pair are in one micro-batch: a budget of one token does not part them."""
+    transformers.Lfm2Config(**{**_BASE, **ARCHITECTURES["Lfm2Config"][0]}).save_pretrained(tmp_path)
+    settings = replace(settings_of(tmp_path), micro_batch_tokens=1, are_pairs=True)
+    with pytest.raises(OperatorError, match=r"mixes trajectories .* Use another model: both answers of a pair are in"):
+        check_model(settings, "language model", name="me/tiny")
+
+
+@pytest.mark.parametrize(("objective", "are_pairs"), [("dpo", True), ("reward_model", True), ("kto", False)])
+def test_pairs_are_those_of_preferences(tmp_path: Path, objective: str, are_pairs: bool) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 900}')
+    given = {"objective": objective, "data": {"eval": "rows.jsonl"}}
+    assert policy_settings(Settings.model_validate(given), tmp_path).are_pairs == are_pairs
+
+
 @pytest.mark.parametrize(
     ("config", "depth"),
     [
