@@ -59,13 +59,7 @@ COMMON: dict[str, dict[str, Any]] = {
     "run": {"max_steps": 50},
     "policy": {"dtype": "float32"},
     "rollout": {"group_size": 2},
-    "learner": {
-        "lr": 1e-3,
-        "lr_schedule": "constant",
-        "groups_per_step": 4,
-        "micro_batch_tokens": 1,
-        "share_prompts": False,
-    },
+    "learner": {"lr": 1e-3, "lr_schedule": "constant", "groups_per_step": 4, "micro_batch_tokens": 1},
 }
 
 
