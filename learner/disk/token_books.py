@@ -22,8 +22,8 @@ CREATE TABLE IF NOT EXISTS books.attempts (
 """
 
 # Tables `used` (tokens of an attempt that are in a trajectory: those from num_resumed up to `upto`) and `fates` (each
-# attempt's tokens in two parts; last those of lost counts). A trajectory may continue the kept turns of earlier
-# attempts, and these of others.
+# attempt's tokens in two parts; last those whose count was lost on the way, until it is sent again). A trajectory may
+# continue the kept turns of earlier attempts, and these of others.
 FATES = """
 WITH RECURSIVE used("group", sample_index, incarnation, attempt, upto, what) AS (
     SELECT "group", sample_index, incarnation, attempt, num_model_tokens,
@@ -55,7 +55,7 @@ WITH RECURSIVE used("group", sample_index, incarnation, attempt, upto, what) AS 
         ELSE how END, num_tokens - num_used
     FROM parts WHERE num_tokens != num_used
     UNION ALL
-    SELECT 'under way', lacking FROM (SELECT (SELECT COALESCE(SUM(num_generated), 0) FROM books.sessions)
+    SELECT 'uncounted', lacking FROM (SELECT (SELECT COALESCE(SUM(num_generated), 0) FROM books.sessions)
         - (SELECT COALESCE(SUM(num_tokens), 0) FROM books.attempts) AS lacking) WHERE lacking > 0
 )
 """

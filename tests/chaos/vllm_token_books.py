@@ -72,7 +72,8 @@ def main() -> int:
         holds = audit.main([str(left)]) == 0
         books = {each.what: each.num_tokens for each in audit_run_folder(left).books}
         by_engine = [int.from_bytes(file.read_bytes(), "little") for file in counters.iterdir()]
-    generated, booked = sum(by_engine) - _WARM_UP * len(by_engine), sum(books.values())
+    generated = sum(by_engine) - _WARM_UP * len(by_engine)
+    booked = sum(books.values()) - books.get("uncounted", 0)
     shown = {what.replace(" ", "_"): number for what, number in books.items()}
     holds = holds and generated == booked > 0 and len(by_engine) > 2
     return conclude(

@@ -101,12 +101,12 @@ def test_prompt_that_is_skipped_after_its_samples_came_back_keeps_the_reason(led
     assert totals(ledger) == {"filtered": _OWN}
 
 
-def test_tokens_of_a_lost_count_are_under_way_until_it_comes_again(ledger: BookedLedger) -> None:
+def test_tokens_of_a_lost_count_are_uncounted_until_it_comes_again(ledger: BookedLedger) -> None:
     """The second message says 9 tokens in all, and the first one, with 4 of them, was lost."""
     newer = count(5, "failed", sample_index=1)
     stamp: dict[str, Any] = {"run_id": "r1", "incarnation": 1, "session": "s1-1-x", "num_generated": 9}
     ledger.books.receive("s1", m.TokensCounted(**stamp, rows=[newer]))
-    assert totals(ledger) == {"failed": 5, "under way": 4}
+    assert totals(ledger) == {"failed": 5, "uncounted": 4}
     ledger.books.receive("s1", m.TokensCounted(**stamp, rows=[count(4, "failed")]))
     assert totals(ledger) == {"failed": 9}
 
