@@ -12,12 +12,12 @@ from typing import Any
 
 from learner.checkpoint.manifest import MANIFEST
 from learner.checkpoint.sealed_files import files_under
-from learner.disk.run_folder import CHECKPOINTS, INSTALLATION, RECORDS, SEARCH_INDEX, SETTINGS, SKIPPED_ROWS
+from learner.disk.run_folder import CHECKPOINTS, INSTALLATION, MODELS, RECORDS, SEARCH_INDEX, SETTINGS, SKIPPED_ROWS
 from protocol.disk.files import replace_file
 from protocol.errors import SettingsError
 
 # Files of the run folder that a start on an empty machine continues.
-_RECORDS = (*RECORDS, SKIPPED_ROWS, SETTINGS, SEARCH_INDEX, INSTALLATION)
+_RECORDS = (*RECORDS, SKIPPED_ROWS, SETTINGS, SEARCH_INDEX, INSTALLATION, MODELS)
 _STEP = "step_"
 _WITHOUT_FOLDERS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oss", "oci", "tos")
 

@@ -15,6 +15,7 @@ LOGS = (f"{LEDGER}-wal", f"{LEDGER}-shm")  # SQLite's files of an open ledger, o
 SETTINGS = "settings.yaml"  # settings as the run's last start resolved them
 CHECKPOINTS = "checkpoints"
 INSTALLATION = "installation.json"  # code and packages of the run's last start
+MODELS = "models.json"  # digests of the model folders that the run began with
 WANDB_ID = "wandb_run_id"
 LOCK = ".lock"
 SEARCH_INDEX = "search_index"  # digest of the index that the run's last start searched

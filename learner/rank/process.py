@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from learner.checkpoint.manifest import Checkpoint
@@ -101,7 +102,7 @@ class RankProcess:
 
     def prepare(self, checkpoint: Checkpoint | None) -> list[str]:
         """Meet the other ranks and load the models where the run starts; returns sentences for the user."""
-        from learner.rank.start import find_models, join, load, use_threads
+        from learner.rank.start import find_models, join, load, record_models, use_threads
 
         with self._keeping_tracebacks():
             # No rollout server generates on these cores before training begins.
@@ -109,6 +110,8 @@ class RankProcess:
             self._set_phase("finding the models on this node")
             folders = find_models(self._settings, self._small_files, is_first=self._place.rank == 0)
             self._model = folders["policy.model"]
+            if self._place.rank == 0 and checkpoint is None:
+                Thread(target=record_models, args=(self._folder, folders), daemon=True).start()
             self._world = join(self._place, self._settings.learner.rank_timeout_s, self._listener)
             notes: list[str] = []
             self._models = load(self._settings, folders, checkpoint, self._set_phase, notes.append)

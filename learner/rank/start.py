@@ -1,5 +1,6 @@
 """A rank before training: it meets the other ranks, and loads the models where the run starts."""
 
+import json
 import logging
 import os
 import socket
@@ -14,6 +15,7 @@ from learner.algorithms.by_name import algorithm_of
 from learner.checkpoint.manifest import Checkpoint
 from learner.checkpoint.sealed_files import Report, no_report
 from learner.disk.model_folder import find_named_model, shape_digest, weights_digest
+from learner.disk.run_folder import MODELS
 from learner.models.critic import CriticEngine
 from learner.models.policy import PolicyEngine
 from learner.models.reference import BaseReference, ReferenceModel
@@ -28,6 +30,7 @@ from learner.rank.checkpoint import load_checkpoint
 from learner.rank.process import RankPlace
 from learner.rank.same_tokens import check_same_tokens
 from learner.rank.solo_work import SoloWork
+from protocol.disk.files import replace_file
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.small_model_files import SmallFiles, read_small_files, small_files_digest, write_small_files
 from protocol.settings.settings import Settings
@@ -87,6 +90,18 @@ def find_models(settings: Settings, small_files: Mapping[str, SmallFiles], *, is
             )
         folders[setting] = folder
     return folders
+
+
+def record_models(run: Path, folders: Mapping[str, Path]) -> None:
+    """Write the digests of the models that a run begins with into its folder. Reads all weights: a minute for 100 GB.
+
+    folders: this node's folder of each model, by the setting that names it.
+    """
+    digests = {}
+    for setting, folder in folders.items():
+        digests[f"{setting}, its weights"] = weights_digest(folder)
+        digests[f"{setting}, its other files"] = small_files_digest(read_small_files(folder, with_code=True))
+    replace_file(run / MODELS, json.dumps(digests, indent=1).encode())
 
 
 def load(

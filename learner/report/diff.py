@@ -1,8 +1,8 @@
 """`sluice diff A B`: where two runs part, from their folders alone.
 
-The parts are compared in the order in which one causes the next: settings, installation, services, prompts and their
-order, tokens, rewards, batches, figures, weights, held-out answers. The first that differs is where the runs part; what
-follows it may be its consequence. Exit status: 0 without a difference, 1 with one, 2 for a folder that is not a run's.
+The parts are compared in the order in which one causes the next: settings, installation, models, services, prompts and
+their order, tokens, rewards, batches, figures, weights, held-out answers. The first that differs is where the runs
+part; what follows it may be its consequence. Exit status: 0 without a difference, 1 with one, 2 for a folder that is not a run's.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from learner.disk.run_folder import CHECKPOINTS, INSTALLATION, LEARNER_VALUES, LEDGER, SETTINGS, read_only_uri
+from learner.disk.run_folder import CHECKPOINTS, INSTALLATION, LEARNER_VALUES, LEDGER, MODELS, SETTINGS, read_only_uri
 from learner.report.facts import read_run
 from protocol.errors import OperatorError
 from protocol.settings.loader import read_yaml
@@ -58,7 +58,8 @@ def find_differences(a: Path, b: Path) -> list[Finding]:
     of_others = (*_OF_LEARNER, *_OF_EVALUATION, *_OF_TIME)
     return [
         Finding("settings", _first(_unlike(_flat(read_yaml(a / SETTINGS)), _flat(read_yaml(b / SETTINGS))))),
-        Finding("installation", *_of_installations(a, b)),
+        Finding("installation", *_of_digests(a, b, INSTALLATION)),
+        Finding("models at the start", *_of_digests(a, b, MODELS)),
         Finding("services and own code", *_of_ledgers(a, b, _services)),
         Finding("prompts", *_of_ledgers(a, b, _prompts)),
         Finding("order of the prompts", *_of_ledgers(a, b, _order)),
@@ -132,10 +133,10 @@ def _missing(a: Path, b: Path, name: str) -> str:
     return next((f"{folder / name} is missing" for folder in (a, b) if not (folder / name).exists()), "")
 
 
-def _of_installations(a: Path, b: Path) -> tuple[str, str]:
-    if missing := _missing(a, b, INSTALLATION):
+def _of_digests(a: Path, b: Path, name: str) -> tuple[str, str]:
+    if missing := _missing(a, b, name):
         return "", missing
-    return _first(_unlike(*(json.loads((folder / INSTALLATION).read_text()) for folder in (a, b)))), ""
+    return _first(_unlike(*(json.loads((folder / name).read_text()) for folder in (a, b)))), ""
 
 
 def _of_ledgers(

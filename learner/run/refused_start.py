@@ -15,6 +15,7 @@ from learner.disk.run_folder import (
     INSTALLATION,
     LEDGER,
     LOGS,
+    MODELS,
     RECORDS,
     SETTINGS,
     SKIPPED_ROWS,
@@ -22,7 +23,7 @@ from learner.disk.run_folder import (
 )
 from protocol.settings.loader import GIVEN
 
-_ACCOUNTS = (LEDGER, *LOGS, *RECORDS, SETTINGS, GIVEN, SKIPPED_ROWS, TRAIN_INDEX, INSTALLATION)
+_ACCOUNTS = (LEDGER, *LOGS, *RECORDS, SETTINGS, GIVEN, SKIPPED_ROWS, TRAIN_INDEX, INSTALLATION, MODELS)
 _KEPT = ".before_start"
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 from safetensors.numpy import save_file
 
 from learner.models.world import join_world
-from learner.rank.start import find_models, use_threads
+from learner.rank.start import find_models, record_models, use_threads
 from protocol.errors import OperatorError
 from protocol.node.small_model_files import read_small_files
 from protocol.settings.settings import Settings
@@ -49,6 +51,20 @@ def test_another_model_of_the_same_name_on_rank_0s_node_is_refused(model: Path) 
 def test_a_model_that_rank_0s_node_lacks_is_named(model: Path) -> None:
     with pytest.raises(OperatorError, match=r"On rank 0's node .*: settings: policy.model = .*nowhere is not a folder"):
         find_models(settings_of(model / "nowhere"), {"policy.model": {}}, is_first=True)
+
+
+def test_each_byte_of_a_model_is_in_the_record_of_the_runs_first_models(model: Path, tmp_path: Path) -> None:
+    records = []
+    for change in (lambda: None, _other_weight(model), lambda: (model / "tokenizer.json").write_text("{ }")):
+        change()
+        record_models(tmp_path, {"policy.model": model})
+        records.append(json.loads((tmp_path / "models.json").read_text()))
+    changed = [[name for name in one if one[name] != other[name]] for one, other in pairwise(records)]
+    assert changed == [["policy.model, its weights"], ["policy.model, its other files"]]
+
+
+def _other_weight(model: Path) -> Callable[[], None]:
+    return lambda: save_file({"weight": np.ones(1)}, model / "model.safetensors")
 
 
 def test_rank_that_has_a_gpu_and_a_torch_without_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,10 +27,10 @@ def _yaml(name: str, value: Any) -> Plant:
     return plant
 
 
-def _json(name: str, value: str) -> Plant:
+def _json(name: str, value: str, file: str = "installation.json") -> Plant:
     def plant(run: Path) -> None:
-        content = json.loads((run / "installation.json").read_text())
-        (run / "installation.json").write_text(json.dumps(content | {name: value}))
+        content = json.loads((run / file).read_text())
+        (run / file).write_text(json.dumps(content | {name: value}))
 
     return plant
 
@@ -88,6 +88,7 @@ PLANTED: list[tuple[str, Plant, str]] = [
     ("installation", _json("vllm", "0.1"), "vllm is "),
     ("installation", _json("python", "3.10"), "python is "),
     ("installation", _json("sluice", "edited"), "sluice is "),
+    ("models at the start", _json("policy.model, its weights", "c", "models.json"), "its weights is abc in A, c in B"),
     ("prompts", _sql("INSERT INTO meta VALUES ('claim:prompts', 'x')"), "the prompts of data.train differ"),
     ("prompts", _sql("INSERT INTO meta VALUES ('claim:rows', 'x')"), "labels or other columns"),
     (
@@ -182,6 +183,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     a.mkdir()
     record_run(a, STEPS)
     (a / "installation.json").write_text('{"sluice": "1", "python": "3.11.2", "torch": "2", "vllm": "0.3"}')
+    (a / "models.json").write_text('{"policy.model, its weights": "abc"}')
     (a / "checkpoints" / "step_000004").mkdir(parents=True)
     (a / "checkpoints" / "step_000004" / "MANIFEST.json").write_text('{"policy_digest": "abc"}')
     (a / "learner_values").mkdir()
@@ -192,7 +194,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_equal_runs_have_no_difference(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert [(each.difference, each.unknown) for each in find_differences(*pair)] == [("", "")] * 17
+    assert [(each.difference, each.unknown) for each in find_differences(*pair)] == [("", "")] * 18
     assert main([str(path) for path in pair]) == 0
     assert "No difference was found." in capsys.readouterr().out
 
