@@ -9,33 +9,21 @@ ratios of neighbouring runs (this checkout / COMMIT): below 1, this checkout is 
 holds: no part that takes a tenth of the time, and not the whole, costs more than 1.1 times as much.
 """
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-import psutil
-
+from tests.benchmarks.cpu_by_part import cpu_per_sample
 from tests.benchmarks.throughput import make_model, make_prompts, reward_service, run_command
 from tests.chaos.rig.verdict import conclude, options
 
 _ROOT = Path(__file__).parents[2]
-_POLL_S, _LIMIT = 0.2, 1.1
-# A process's part by what its title or command line has in it, or else its parent's.
-_PARTS = (
-    ("rollout servers", ("VLLM::", "ray::RolloutServer")),
-    ("learner ranks", ("ray::StandbyProcess", "ray::Rank")),
-    ("coordinator", ("ray::Coordinator",)),
-    ("run's command", ("learner.run",)),
-)
-_OTHERS = "cluster"
+_LIMIT = 1.1
 
 
 @dataclass
@@ -70,33 +58,7 @@ class Checkout:
         """Return CPU seconds per sample by part, of one run."""
         code = self.folder / "code"
         command = [str(code / ".venv" / "bin" / "python"), *arguments]
-        process = subprocess.Popen(command, cwd=code, env=self.environment(), stdout=subprocess.DEVNULL)
-        metrics, begin, last = work / "runs" / name / "metrics.jsonl", None, Counter[tuple[str, int, float]]()
-        while process.poll() is None:
-            last |= self.cpu_seconds()  # processes that have ended keep their last value
-            if begin is None and metrics.exists() and metrics.read_bytes().count(b"\n"):
-                begin = Counter(last)
-            time.sleep(_POLL_S)
-        if process.returncode or begin is None:
-            raise SystemExit(f"the run of {self.commit} ended with {process.returncode}: {' '.join(command)}")
-        num_samples = sum(json.loads(line)["data/num_samples"] for line in metrics.read_text().splitlines()[1:])
-        used: Counter[str] = Counter()
-        for process_key, seconds in (last - begin).items():
-            used[process_key[0]] += seconds / num_samples  # type: ignore[assignment]
-        return {"all": sum(used.values()), **used}
-
-    def cpu_seconds(self) -> Counter[tuple[str, int, float]]:
-        """Return the CPU seconds so far of each process of this home: (part, id, start)."""
-        found: Counter[tuple[str, int, float]] = Counter()
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("SLUICE_HOME") == str(self.home):
-                    times = process.cpu_times()
-                    key = _part_of(process), process.pid, process.create_time()
-                    found[key] = times.user + times.system  # type: ignore[assignment]
-            except psutil.Error:
-                continue  # it has ended, or is another user's
-        return found
+        return cpu_per_sample(command, code, self.environment(), work / "runs" / name / "metrics.jsonl", self.home)
 
 
 def main() -> int:
@@ -133,15 +95,6 @@ def report(new: Checkout, old: Checkout) -> int:
         if ratio > _LIMIT and median(before) >= 0.1 * median(run["all"] for run in old.runs):
             dearer.append(part)
     return conclude("compare", not dearer, dearer=", ".join(dearer) or "none")
-
-
-def _part_of(process: psutil.Process) -> str:
-    for each in (process, *process.parents()):
-        title = " ".join(each.cmdline())
-        for part, marks in _PARTS:
-            if any(mark in title for mark in marks):
-                return part
-    return _OTHERS
 
 
 def _call(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:

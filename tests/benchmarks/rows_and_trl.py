@@ -1,6 +1,7 @@
 """Tokens per second of fine-tuning and DPO on this machine's cores, with Sluice and with TRL 1.16, on the same rows.
 
-    uv pip install --target DIR --no-deps trl==1.16.0 accelerate datasets multiprocess dill xxhash pyarrow
+    uv pip install --target DIR --no-deps trl==1.16.0 accelerate datasets multiprocess dill xxhash pyarrow pandas \
+        python-dateutil six pytz
     python -m tests.benchmarks.rows_and_trl --trl DIR [--seed N] [--repeats N]
 
 A random Qwen2-architecture model of 3.0M parameters, float32, no activation checkpointing; 448 rows of log-normal
