@@ -2,7 +2,8 @@
 
 The parts are compared in the order in which one causes the next: settings, installation, models, services, prompts and
 their order, tokens, rewards, batches, figures, weights, held-out answers. The first that differs is where the runs
-part; what follows it may be its consequence. Exit status: 0 without a difference, 1 with one, 2 for a folder that is not a run's.
+part; what follows it may be its consequence. Exit status: 0 without a difference, 1 with one, 2 for a folder that is
+not a run's.
 """
 
 import argparse
