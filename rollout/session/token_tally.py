@@ -137,17 +137,21 @@ class LeftTally:
 
 
 def _make_file(path: Path, size: int) -> int | None:
-    """Return the descriptor of a new, locked file; None where the disk has no room or no locks."""
-    descriptor = None
+    """Return the descriptor of a new, locked file; None where the disk has no room or no locks.
+
+    It gets its name when it is locked: another session would take it for one that a killed session left.
+    """
+    hidden, descriptor = path.with_name(f".{path.name}"), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         if try_lock(descriptor) and _has_allocated(descriptor, size):
+            hidden.rename(path)
             return descriptor
     except OSError:
         pass
     if descriptor is not None:
-        path.unlink(missing_ok=True)
+        hidden.unlink(missing_ok=True)
         os.close(descriptor)
     return None
 

@@ -124,7 +124,7 @@ class TokensToBook:
     def _tell_left(self) -> Iterator[tuple[m.Message, list[bytes]]]:
         """Yield the counts of sessions that ended without their last word."""
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
-            if path.name not in self._left and path.name != self._session:
+            if path.name not in self._left and path.name != self._session and not path.name.startswith("."):
                 try:
                     self._left[path.name] = LeftTally(path)
                 except OSError:

@@ -8,6 +8,7 @@ import pytest
 
 from protocol.errors import NeighbourError
 from protocol.wire import messages as m
+from rollout.session import token_tally
 from rollout.session.token_tally import LeftTally, TokenTally
 from tests.fakes.rollout_fakes import make_spec
 from tests.rollout.session.scene import Scene, playing, until
@@ -92,6 +93,20 @@ def test_file_of_a_session_that_goes_on_is_left_alone(tally: TokenTally, home: P
         tally.forget(key)
     tally.close()
     assert not (home / "s0-2-x").exists()
+
+
+def test_file_has_its_name_only_when_it_is_locked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another session would take an unlocked one for that of a killed session, and remove it."""
+    seen = []
+    real = token_tally.try_lock
+
+    def lock(descriptor: int) -> bool:
+        seen.append((home / "s1-2-x").exists())
+        return real(descriptor)
+
+    monkeypatch.setattr(token_tally, "try_lock", lock)
+    TokenTally(home / "s1-2-x", 2)
+    assert (seen, (home / "s1-2-x").exists()) == ([False], True)
 
 
 async def test_last_count_of_a_sample_is_told_before_its_result_and_until_it_is_answered(scene: Scene) -> None:
