@@ -105,11 +105,13 @@ def run_counting_server(pipe: Connection, name: str, node: Node, pace: Pace) -> 
 def kill_between_counts(part: Part) -> bool:
     """Kill a server at any moment but the microsecond between the engine's own count and the count that it tells.
 
-    Returns False when it was in that microsecond: kill it later.
+    Returns False when it was in that microsecond: kill it later; or when an earlier kill has just ended it.
     """
     process = psutil.Process(part.process.pid)
     process.send_signal(signal.SIGSTOP)
-    while process.status() != psutil.STATUS_STOPPED:
+    while (status := process.status()) != psutil.STATUS_STOPPED:
+        if status == psutil.STATUS_ZOMBIE:
+            return False
         time.sleep(0.001)
     files = list(counters_folder().glob(f"{part.name}-{part.process.pid}-*"))
     if any(file.read_bytes()[0] for file in files):
