@@ -21,21 +21,29 @@ CREATE TABLE IF NOT EXISTS books.attempts (
     PRIMARY KEY ("group", sample_index, incarnation, attempt, session)) WITHOUT ROWID;
 """
 
+# A lease that came twice, to a killed server and to its next process, has two rows of one attempt, of which one
+# is the trajectory's.
+_IS_OWN = """NOT EXISTS (SELECT 1 FROM books.attempts AS o WHERE o."group" = a."group"
+    AND o.sample_index = a.sample_index AND o.incarnation = a.incarnation AND o.attempt = a.attempt
+    AND (o.how = 'done', o.num_tokens, o.session) > (a.how = 'done', a.num_tokens, a.session))"""
+_KEY = '"group", sample_index, incarnation, attempt'
+
 # Tables `used` (tokens of an attempt that are in a trajectory: those from num_resumed up to `upto`) and `fates` (each
 # attempt's tokens in two parts; last those whose count was lost on the way, until it is sent again). A trajectory may
 # continue the kept turns of earlier attempts, and these of others.
-FATES = """
-WITH RECURSIVE used("group", sample_index, incarnation, attempt, upto, what) AS (
-    SELECT "group", sample_index, incarnation, attempt, num_model_tokens,
+FATES = f"""
+WITH RECURSIVE used({_KEY}, upto, what) AS (
+    SELECT {_KEY}, num_model_tokens,
         CASE WHEN kind = 'eval' THEN 'evaluation' WHEN step IS NOT NULL THEN 'trained' ELSE 'under way' END
     FROM trajectories
     UNION ALL
     SELECT u."group", u.sample_index, u.incarnation, a.resumed_from, a.num_resumed, u.what
-    FROM used AS u JOIN books.attempts AS a USING ("group", sample_index, incarnation, attempt)
-    WHERE a.num_resumed > 0 AND a.resumed_from < a.attempt
+    FROM used AS u JOIN books.attempts AS a USING ({_KEY})
+    WHERE a.num_resumed > 0 AND a.resumed_from < a.attempt AND {_IS_OWN}
 ), parts AS (
     SELECT a.*, u.what, COALESCE(u.upto - a.num_resumed, 0) AS num_used, p.state
-    FROM books.attempts AS a LEFT JOIN used AS u USING ("group", sample_index, incarnation, attempt)
+    FROM books.attempts AS a LEFT JOIN used AS u ON (u."group", u.sample_index, u.incarnation, u.attempt)
+        = (a."group", a.sample_index, a.incarnation, a.attempt) AND {_IS_OWN}
     LEFT JOIN prompts AS p ON p."group" = a."group"
 ), fates(what, num_tokens) AS (
     SELECT IIF(what = 'under way' AND state = 'skipped', COALESCE(reason, (
@@ -58,14 +66,15 @@ WITH RECURSIVE used("group", sample_index, incarnation, attempt, upto, what) AS 
     SELECT 'uncounted', lacking FROM (SELECT (SELECT COALESCE(SUM(num_generated), 0) FROM books.sessions)
         - (SELECT COALESCE(SUM(num_tokens), 0) FROM books.attempts) AS lacking) WHERE lacking > 0
 )
-"""
+"""  # noqa: S608
 TOTALS = f"{FATES} SELECT what, SUM(num_tokens) FROM fates GROUP BY what ORDER BY what != 'trained', 2 DESC, 1"  # noqa: S608
 
 # Attempts with more tokens in a trajectory than were generated for them, since the run has books.
 UNBOOKED = f"""
 {FATES} SELECT u."group", u.sample_index, u.attempt, u.upto - COALESCE(a.num_resumed, 0) AS num_used,
     COALESCE(a.num_tokens, 0) AS num_tokens
-FROM used AS u LEFT JOIN books.attempts AS a USING ("group", sample_index, incarnation, attempt)
+FROM used AS u LEFT JOIN books.attempts AS a ON (u."group", u.sample_index, u.incarnation, u.attempt)
+    = (a."group", a.sample_index, a.incarnation, a.attempt) AND {_IS_OWN}
 WHERE u.incarnation >= (SELECT MIN(incarnation) FROM books.sessions) AND num_used > COALESCE(a.num_tokens, 0)
 ORDER BY 1, 2
 """  # noqa: S608

@@ -111,6 +111,19 @@ def test_tokens_of_a_lost_count_are_uncounted_until_it_comes_again(ledger: Booke
     assert totals(ledger) == {"failed": 9}
 
 
+@pytest.mark.parametrize("killed", [0, 2, 9])
+def test_attempt_that_two_sessions_began_is_used_once(killed: int, ledger: BookedLedger) -> None:
+    """A lease came twice: to a server that was killed, and to its next process."""
+    kept = count(2, "failed", num_resumed=0)
+    resumed = {"attempt": 2, "num_resumed": 2, "resumed_from": 1}
+    tell(ledger, kept, count(killed, "died", **resumed))
+    tell(ledger, count(1, **resumed), session="s1-1-y")
+    finish(ledger, attempt=2)
+    ledger.mark_trained(["e0-a"], 1, 3)
+    assert totals(ledger) == {"trained": _OWN} | ({"died": killed} if killed else {})
+    assert ledger._db.execute(UNBOOKED).fetchall() == []
+
+
 def test_evaluated_tokens_are_no_waste(ledger: BookedLedger) -> None:
     tell(ledger, count(_OWN, group="eval-0-h"))
     finish(ledger, group="eval-0-h", kind="eval")
