@@ -5,6 +5,7 @@ Shapes: K model tokens of a micro-batch.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import nan
 from typing import Any, Protocol
 
@@ -88,6 +89,8 @@ def add_gradient(
         output = _forward(module, micro_batch, temperature, with_entropy=with_entropy)
         scores = output.logits[0]
         loss, sums = loss_function(scores[:, 0], scores[:, 1].detach(), micro_batch)
+        # A loss that masks the tokens that are not finite (`torch.where`, `clamp`) passes no NaN on to the model.
+        scores.register_hook(partial(torch.mul, _one_if_finite(loss, micro_batch)))
         if router_loss is None:
             return loss, sums
         balance = _balance(router_loss, output.router_logits, micro_batch)
@@ -117,13 +120,19 @@ def accumulate(
     for cpu_micro_batch in micro_batches:
         micro_batch = cpu_micro_batch.to(device)
         loss, sums = loss_of(micro_batch)
-        # If the loss or an input is not finite, multiply the loss by NaN: all ranks then refuse the step. Such a loss
-        # can have a finite gradient (a clipped infinity), and the clamped log ratio hides an infinite behaviour
-        # logprob. (No .item(): it would wait for the GPU.)
-        poisoned = loss * ((loss.detach() + micro_batch.input_sum()) * 0.0 + 1.0)
+        poisoned = loss * _one_if_finite(loss, micro_batch)
         module.backward(poisoned * scale)
         add_sums(totals, {"loss": poisoned.detach(), **sums})
     return totals
+
+
+def _one_if_finite(loss: Tensor, micro_batch: MicroBatch) -> Tensor:
+    """Return 1, or NaN if the loss or an input is not finite: its product with a loss has all ranks refuse the step.
+
+    Such a loss can have a finite gradient (a clipped infinity), and the clamped log ratio hides an infinite behaviour
+    logprob. (No .item(): it would wait for the GPU.)
+    """
+    return (loss.detach() + micro_batch.input_sum()) * 0.0 + 1.0
 
 
 def add_sums(totals: Sums, sums: Sums) -> None:

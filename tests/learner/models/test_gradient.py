@@ -105,6 +105,19 @@ def test_input_that_is_not_finite_makes_every_gradient_nan_though_the_loss_ignor
     assert table.logits.grad.isnan().any()
 
 
+def test_loss_that_masks_its_own_infinity_makes_the_gradient_nan() -> None:
+    """As of a user's loss with `torch.where`: NaN times the gradient of a masked token would be 0."""
+    table = Table()
+
+    def masked(logprobs: Tensor, entropies: Tensor, batch: MicroBatch) -> tuple[Tensor, Sums]:
+        return torch.where(logprobs < 1.0, float("inf"), logprobs).sum(), {}
+
+    sums = add(table, micro_batch(4), of=masked)
+    assert not sums["loss"].isfinite()
+    assert table.logits.grad is not None
+    assert table.logits.grad.isnan().any()
+
+
 def test_loss_that_is_not_finite_makes_the_gradient_nan_though_it_has_a_finite_one() -> None:
     table = Table()
     add(table, micro_batch(6), of=lambda logprobs, entropies, batch: (logprobs.sum() + float("inf"), {}))
