@@ -67,13 +67,15 @@ class Rendering:
             raise Refusal(400, str(error), "chat_template_kwargs", "unsupported_value") from None
         return body, request
 
-    def tokens(self, request: TurnRequest, new_from: int, last: BranchTurn | None) -> list[int]:
+    def tokens(
+        self, request: TurnRequest, new_from: int, last: BranchTurn | None, written_ids: Mapping[str, str]
+    ) -> list[int]:
         """Return the tokens of the messages from `new_from` on.
 
-        last: the policy's turn before them; None: they are a prompt. Raises: Refusal when the template or the tokenizer
-        cannot take them.
+        last: the policy's turn before them; None: they are a prompt. written_ids: as of `TurnRequest.as_rendered`.
+        Raises: Refusal when the template or the tokenizer cannot take them.
         """
-        new = [message.rendered for message in request.messages[new_from:]]
+        new = request.as_rendered(new_from, written_ids)
         chat = self._chat_of(request)
         try:
             if last is None:
@@ -98,8 +100,8 @@ class Rendering:
                 content = before
                 turn = next(self._numbers)
                 calls = [
-                    AgentCall(call_id(turn, place), call.name, _typed(call.arguments, call.name, request.tools))
-                    for place, call in enumerate(written)
+                    AgentCall(call_id(turn, place), each.name, _typed(each.arguments, each.name, request.tools), each.id)
+                    for place, each in enumerate(written)
                 ]
         finish: Literal["stop", "length", "tool_calls"] = "tool_calls" if calls else "stop"
         if generation.finish_reason == "length":

@@ -85,6 +85,7 @@ class AgentSession:
         self._written = written
         self._rendering = rendering
         self._branches = Branches()
+        self._written_ids: dict[str, str] = {}  # id of a call as the agent has it -> as the policy wrote it
         self._is_out_of_room = False
         self._num_requests = 0
         self._opened_at = time.time()
@@ -149,6 +150,7 @@ class AgentSession:
             if branch.conversation is None:
                 self._branches.forget(branch)
         assert branch.conversation is not None
+        self._written_ids |= {call.id: call.written_id for call in text.calls if call.written_id}
         history = [*request.history, text.unit]
         num_model_tokens = branch.conversation.transcript.num_model_tokens
         turn = BranchTurn(len(history), generation.tokens[-1], num_model_tokens)
@@ -167,7 +169,8 @@ class AgentSession:
             problem = "does not continue this session's conversation, and agents.trained_conversation = only"
             raise Refusal(400, f"the request {problem}: send earlier turns as they were answered", "messages")
         last = branch.turns[-1] if branch.turns else None
-        tokens = await self._rendering.run(self._rendering.tokens, request, place.new_from, last)
+        written_ids = dict(self._written_ids)
+        tokens = await self._rendering.run(self._rendering.tokens, request, place.new_from, last, written_ids)
         try:
             conversation = self._conversation(place, tokens)
             num_before = len(conversation.transcript)

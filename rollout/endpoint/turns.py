@@ -34,6 +34,18 @@ class TurnRequest:
         """What the template renders around the messages: a request continues conversations of its own kind only."""
         return json.dumps([self.tools, self.template_kwargs], sort_keys=True)
 
+    def as_rendered(self, new_from: int, written_ids: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return the messages from `new_from` on for the template. written_ids: ids of calls -> as the policy wrote."""
+
+        def named(each: dict[str, Any], key: str) -> dict[str, Any]:
+            return {**each, key: written_ids[each[key]]} if each.get(key) in written_ids else each
+
+        messages = [named(message.rendered, "tool_call_id") for message in self.messages[new_from:]]
+        return [
+            {**each, "tool_calls": [named(call, "id") for call in each["tool_calls"]]} if "tool_calls" in each else each
+            for each in messages
+        ]
+
     @property
     def history(self) -> list[Unit]:
         """The history in comparable form."""
@@ -47,6 +59,7 @@ class AgentCall:
     id: str
     name: str
     arguments: Mapping[str, Any]  # values in the types of the tool's schema
+    written_id: str = ""  # id that the policy wrote, which may repeat an earlier one; empty: it wrote none
 
     @property
     def arguments_text(self) -> str:

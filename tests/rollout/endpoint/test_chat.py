@@ -88,6 +88,27 @@ async def test_agent_is_given_calls_of_tools_and_their_results_go_on_behind_them
     assert between[len(before) + len(turn) :].count(end) == 1
 
 
+async def test_results_name_the_ids_that_a_policy_gave_to_its_calls() -> None:
+    """Mistral's models write an id with each call, and may write the same one twice: the agent gets ids of its own."""
+    add = '{{"name": "add", "arguments": {{"a": 2, "b": {}}}, "id": "VvvODy9mT"}}'
+    turns = iter([f"[TOOL_CALLS] [{add.format(1)}, {add.format(2)}]</s>", "4</s>", "4</s>"])
+    async with taken(lambda context: next(turns), family="mistral") as (scene, told, client):
+        messages: list[Any] = [{"role": "user", "content": "2+2"}]
+        turn = await client.chat.completions.create(model="m", messages=messages, tools=[ADD])
+        calls = turn.choices[0].message.tool_calls
+        assert len({call.id for call in calls or ()}) == 2
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "3"} for call in calls or ()]
+        again: Any = [*messages, turn.choices[0].message, *results]
+        await client.chat.completions.create(model="m", messages=again, tools=[ADD])
+        again[0] = {"role": "user", "content": "2 + 2"}  # another conversation
+        await client.chat.completions.create(model="m", messages=again, tools=[ADD])
+        await scene.end(told, "reward", reward=1.0)
+        await scene.trajectory("g")
+    result = '[TOOL_RESULTS] {"content": 3, "call_id": "VvvODy9mT"}[/TOOL_RESULTS]'
+    for before, _ in scene.engine.wrote[1:]:
+        assert scene.engine.decode(before).endswith(2 * result)
+
+
 async def test_history_that_was_changed_is_another_conversation_and_the_last_answered_is_trained() -> None:
     numbers = itertools.count(1)
     async with taken(lambda context: f"n{next(numbers)}<|im_end|>") as (scene, told, client):
