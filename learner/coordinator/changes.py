@@ -97,8 +97,9 @@ def answers_origin(settings: Settings, num_samples: int, model: Path, services: 
             f"{silent[0]} did not answer GET /health within {_HEALTH_S:g} s: answers of two scorers could be mixed. "
             "Give the command again when it has less work."
         )
-    others = (source, settings.run.seed, num_samples, settings.policy.dtype, served, services)
-    return Origin(f"{weights_digest(model)} {small_files_digest(files)}", sampled_by(settings, *others))
+    scorers = list(served.values())  # without addresses: a cluster that was started again may have others
+    sampling = sampled_by(settings, source, num_samples, settings.policy.dtype, scorers, services)
+    return Origin(f"{weights_digest(model)} {small_files_digest(files)}", f"{sampling} {settings.run.seed}")
 
 
 def _served_code(settings: Settings) -> Iterator[tuple[str, str | None]]:

@@ -6,6 +6,7 @@ lines of a row the first does.
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ class Origin(NamedTuple):
     """What decides the samples of a prompt."""
 
     weights: str  # digests of the model's weights and of its other files
-    sampled_by: str  # digest of dtype, sampling, environment, rewards, scorers and number of samples
+    sampled_by: str  # digest of dtype, sampling, environment, rewards, scorers and number of samples; space, seed
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +101,16 @@ def rows_of(path: Path, origin: Origin, prompts: Sequence[Prompt]) -> set[int]:
                 )
         rows.add(head.row)
     return rows
+
+
+def find_difference(path: Path, earlier: Path) -> str | None:
+    """Return what decided the samples of two sorted files otherwise, apart from weights and seed; None: nothing."""
+    for one, other in zip_longest(*([head for head, *_ in _lines(each)] for each in (path, earlier))):
+        if one is None or other is None or (one.row, one.uid) != (other.row, other.uid):
+            return "prompts"
+        if one.sampled_by.split()[0] != other.sampled_by.split()[0]:
+            return "settings, scorers or tools"
+    return None
 
 
 def append_answers(path: Path, answers: Answers) -> None:

@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from learner.checkpoint.folder import newest_valid
+from learner.data.answers import find_difference
 from learner.disk.run_folder import CHECKPOINTS, SETTINGS
 from learner.evaluate import as_options, model_of
 from learner.generation import generate
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     _claim(given)
     model = given.model
     for number in range(1, given.rounds + 1):
+        _claim(given)  # days may lie between two rounds
         folder = given.folder / f"round_{number}"
         if status := _play(given, folder, number, model, selection):
             return status
@@ -54,6 +56,15 @@ def main(arguments: Sequence[str]) -> int:
         model = str(folder / "train")
     print(f"Model: {model}")
     return 0
+
+
+def check_same(answers: Path, first: Path) -> None:
+    """Raise SettingsError when a round's answers were sampled or scored otherwise than the first round's."""
+    if (changed := find_difference(answers, first)) is not None:
+        raise SettingsError(
+            f"{answers} was made with other {changed} than {first}: the rounds would learn from rewards that cannot be "
+            f"compared. Put them back and remove {answers.parent}, or begin from the newest model in another folder."
+        )
 
 
 def _claim(given: argparse.Namespace) -> None:
@@ -85,6 +96,7 @@ def _play(given: argparse.Namespace, folder: Path, number: int, model: str, sele
         status = generate.main([model, given.prompts, str(answers), *options])
         if status or not generate.is_whole(answers):
             return status
+        check_same(answers, given.folder / "round_1" / "answers.jsonl")
         counts = write_rows(answers, rows, selection)
         print(f"Round {number}: {describe(counts)}")
     own = {

@@ -100,8 +100,8 @@ class Rendering:
                 content = before
                 turn = next(self._numbers)
                 calls = [
-                    AgentCall(call_id(turn, place), each.name, _typed(each.arguments, each.name, request.tools), each.id)
-                    for place, each in enumerate(written)
+                    AgentCall(call_id(turn, n), each.name, _typed(each.arguments, each.name, request.tools), each.id)
+                    for n, each in enumerate(written)
                 ]
         finish: Literal["stop", "length", "tool_calls"] = "tool_calls" if calls else "stop"
         if generation.finish_reason == "length":

@@ -6,8 +6,18 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from learner.data.answers import Answers, Origin, Sample, append_answers, read_answers, rows_of, sort_answers
+from learner.data.answers import (
+    Answers,
+    Origin,
+    Sample,
+    append_answers,
+    find_difference,
+    read_answers,
+    rows_of,
+    sort_answers,
+)
 from learner.data.prompts import Prompt
 from protocol.errors import OperatorError
 
@@ -64,6 +74,20 @@ def test_a_line_that_was_cut_off_anywhere_is_written_again(tmp_path: Path) -> No
         append_answers(path, line(1))
         sort_answers(path)
         assert path.read_bytes() == whole
+
+
+def test_files_of_other_prompts_or_scorers_differ_and_those_of_another_seed_or_model_do_not(tmp_path: Path) -> None:
+    def written(name: str, **changes: str) -> Path:
+        for row in range(2):
+            append_answers(tmp_path / name, replace(line(row), **changes))
+        return tmp_path / name
+
+    first = written("first", sampled_by="s 0")
+    assert find_difference(written("other round", sampled_by="s 1", weights="w2"), first) is None
+    assert find_difference(written("other scorer", sampled_by="s2 1"), first) == "settings, scorers or tools"
+    assert find_difference(written("other prompts", sampled_by="s 1", uid="u"), first) == "prompts"
+    append_answers(written("more prompts", sampled_by="s 1"), replace(line(2), sampled_by="s 1"))
+    assert find_difference(tmp_path / "more prompts", first) == "prompts"
 
 
 def test_of_two_lines_of_a_row_the_first_counts(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from learner.data.answers import Answers, append_answers
 from learner.generation import iterate
 from protocol.errors import SettingsError
 
@@ -31,6 +32,15 @@ def test_folder_of_other_prompts_in_the_same_file_is_refused(tmp_path: Path) -> 
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "b"}\n')
     with pytest.raises(SettingsError, match=r"rounds holds rounds of another command, or of other settings or prompts"):
         iterate.main(options)
+
+
+def test_round_whose_answers_were_scored_otherwise_than_the_first_rounds_is_refused(tmp_path: Path) -> None:
+    for number, sampled_by in enumerate(("s 1", "s 2", "s2 3"), 1):
+        line = Answers(row=0, uid="u", prompt="p", samples=[], failed="why", weights="w", sampled_by=sampled_by)
+        append_answers(tmp_path / f"{number}", line)
+    iterate.check_same(tmp_path / "2", tmp_path / "1")
+    with pytest.raises(SettingsError, match=r"/3 was made with other settings, scorers or tools than .*/1: the rounds"):
+        iterate.check_same(tmp_path / "3", tmp_path / "1")
 
 
 def test_selection_that_the_training_cannot_learn_is_refused(tmp_path: Path) -> None:
