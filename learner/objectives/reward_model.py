@@ -44,7 +44,7 @@ class RewardModelling:
         self._share_prompts = settings.learner.share_prompts
         self._loss = partial(pair_loss, settings.preference.center_coefficient)
         self._held_out = HeldOut(roles, settings, model, lambda _: self._loss, _held_out_means, reduce)
-        if not settings.data.eval:
+        if not (settings.data.eval and settings.eval.every_steps):
             for name in _SCALE:  # of weights that nothing measures any more
                 self._memory.pop(f"held_out_{name}", None)
         self._keep_scale({})

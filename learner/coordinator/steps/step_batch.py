@@ -136,7 +136,8 @@ def build_step(
 
     A mini-batch has whole groups, in order: a sample is compared within its own update. With equal_groups = skip,
     groups with equal rewards are left out of the plan, unless all are equal: their advantages are zero. They count as
-    trained. The loss then divides by the tokens of the others alone. are_whole: each group is whole in one micro-batch.
+    trained. The loss then divides by the tokens of the others alone. are_whole: groups are rows to learn: each is whole
+    in one micro-batch, and none is left out.
     may_be_empty: all groups may be left out, because the step has other parts.
     """
     trajectories: list[Trajectory] = []
@@ -146,7 +147,7 @@ def build_step(
         trajectories += [group.trajectories[i] for i in sorted(group.trajectories)]
         group_indices.append(list(range(first, len(trajectories))))
     planned = [part for group, part in zip(groups, group_indices, strict=True) if not group.equal_rewards()]
-    if settings.equal_groups == "keep" or not (planned or may_be_empty):
+    if settings.equal_groups == "keep" or are_whole or not (planned or may_be_empty):
         planned = group_indices
     lengths = [trajectory.facts.num_tokens for trajectory in trajectories]
     plans = []

@@ -17,6 +17,7 @@ from learner.models.roles import Roles
 from learner.objectives.reward_model import RewardModelling, _held_out_means, pair_loss
 from protocol.settings.settings import Settings
 from protocol.wire.trajectory import Trajectory
+from tests.fakes.tiny_models import make_tiny_model
 from tests.learner.objectives.slow_policy_gradient import V, batch_of, trajectories
 
 MARGINS = (0.25, 0.0, 1.5)
@@ -56,10 +57,12 @@ def table() -> Tensor:
     return torch.randn(V, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
 
 
-def objective_of(engine: TableRewards, center: float, memory: dict[str, float], **data: str) -> RewardModelling:
-    given = {"objective": "reward_model", "preference": {"center_coefficient": center}, "data": data}
+def objective_of(
+    engine: TableRewards, center: float, memory: dict[str, float], model: Path = Path(), **sections: Any
+) -> RewardModelling:
+    given = {"objective": "reward_model", "preference": {"center_coefficient": center}, **sections}
     roles = Roles(cast(Any, engine), memory=memory)
-    return RewardModelling(roles, Settings.model_validate(given), Path(), lambda sums: sums)
+    return RewardModelling(roles, Settings.model_validate(given), model, lambda sums: sums)
 
 
 @pytest.mark.parametrize("center", [0.0, 0.02])
@@ -104,10 +107,20 @@ def test_loss_is_that_of_trl_1_16_for_the_same_rewards(margins: Sequence[float],
     assert float(means["reward_std"]) == pytest.approx(rewards.std(correction=0).item(), rel=1e-5)
 
 
-@pytest.mark.parametrize(("data", "scale"), [({"eval": "rows.jsonl"}, (0.5, 2.0)), ({}, None)])
-def test_resumed_run_keeps_the_scale_of_held_out_rewards_while_it_has_such_rows(
-    data: dict[str, str], scale: Any
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize(("every_steps", "scale"), [(5, (0.5, 2.0)), (0, None)])
+def test_resumed_run_keeps_the_scale_of_held_out_rewards_while_it_measures_them(
+    every_steps: int, scale: Any, tmp_path: Path
 ) -> None:
+    engine, memory = TableRewards(table()), {"held_out_reward_mean": 0.5, "held_out_reward_std": 2.0}
+    make_tiny_model(tmp_path, tied=True)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    data = {"eval": str(tmp_path / "rows.jsonl")}
+    objective_of(engine, 0.0, memory, tmp_path, eval={"every_steps": every_steps}, data=data)
+    assert (engine.scale, bool(memory)) == (scale, scale is not None)
+
+
+def test_resumed_run_without_held_out_rows_drops_their_scale() -> None:
     engine = TableRewards(table())
-    objective_of(engine, 0.0, {"held_out_reward_mean": 0.5, "held_out_reward_std": 2.0}, **data)
-    assert engine.scale == scale
+    objective_of(engine, 0.0, {"held_out_reward_mean": 0.5, "held_out_reward_std": 2.0})
+    assert engine.scale is None

@@ -61,6 +61,17 @@ def test_groups_without_spread_are_planned_when_nothing_else_is_left() -> None:
     assert planned(build_step(1, 3, [group_of("a", [1, 1]), group_of("b", [0, 0])], settings)) == [0, 1, 2, 3]
 
 
+def test_rows_to_learn_are_never_left_out() -> None:
+    """A pair with the margin -2 has two equal numbers in the place of rewards."""
+    settings = LearnerSettings(groups_per_step=2, equal_groups="skip")
+    assert planned(build_step(1, 3, [group_of("a", [-1, -1]), group_of("b", [0, 1])], settings, are_whole=True)) == [
+        0,
+        1,
+        2,
+        3,
+    ]
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_part_of_a_step_may_leave_out_all_its_groups(num_ranks: int) -> None:
     settings = LearnerSettings(groups_per_step=4, equal_groups="skip", num_ranks=num_ranks)
