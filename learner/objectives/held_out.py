@@ -42,7 +42,8 @@ class HeldOut:
         self._evals, self._last_step = settings.eval, settings.run.max_steps
         self._micro_batches: list[MicroBatch] = []
         if self._evals.every_steps and settings.data.eval:
-            self._micro_batches = _pack(_rows_of_rank_0(settings, model), settings.learner)
+            are_pairs = settings.objective in ("dpo", "reward_model")
+            self._micro_batches = _pack(_rows_of_rank_0(settings, model), settings.learner, are_whole=are_pairs)
 
     def before(self, step: int) -> dict[str, float]:
         """Return the scores before the first step, empty when they are not due. Collective."""
@@ -86,12 +87,21 @@ def _rows_of_rank_0(settings: Settings, model: Path) -> list[list[SftRow]]:
     return shared[0]
 
 
-def _pack(groups: Sequence[Sequence[SftRow]], learner: LearnerSettings) -> list[MicroBatch]:
-    """Return this rank's micro-batches; a group is whole in one, and its rows are numbered one after the other."""
+def _pack(groups: Sequence[Sequence[SftRow]], learner: LearnerSettings, *, are_whole: bool) -> list[MicroBatch]:
+    """Return this rank's micro-batches; a group's rows are numbered one after the other.
+
+    are_whole: a group is whole in one micro-batch; False: a micro-batch has one row of a group, as in KTO's steps. Some
+    models mix the rows of a micro-batch, and need one for each row.
+    """
     size = len(groups[0])
     lengths = [sum(len(row.tokens) for row in group) for group in groups]
     plan = plan_step(lengths, dist.get_world_size(), learner.micro_batch_tokens)[dist.get_rank()]
-    parts = [[_sample(groups[place][i], size * place + i) for place in part for i in range(size)] for part in plan]
+    together = [range(size)] if are_whole else [[i] for i in range(size)]
+    parts = [
+        [_sample(groups[place][i], size * place + i) for place in part for i in indices]
+        for part in plan
+        for indices in together
+    ]
     return [make_micro_batch(part, share_prompts=learner.share_prompts) for part in parts]
 
 

@@ -37,12 +37,14 @@ class TurnRequest:
     def as_rendered(self, new_from: int, written_ids: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return the messages from `new_from` on for the template. written_ids: ids of calls -> as the policy wrote."""
 
-        def named(each: dict[str, Any], key: str) -> dict[str, Any]:
+        def with_written_id(each: dict[str, Any], key: str) -> dict[str, Any]:
             return {**each, key: written_ids[each[key]]} if each.get(key) in written_ids else each
 
-        messages = [named(message.rendered, "tool_call_id") for message in self.messages[new_from:]]
+        messages = [with_written_id(message.rendered, "tool_call_id") for message in self.messages[new_from:]]
         return [
-            {**each, "tool_calls": [named(call, "id") for call in each["tool_calls"]]} if "tool_calls" in each else each
+            {**each, "tool_calls": [with_written_id(call, "id") for call in each["tool_calls"]]}
+            if "tool_calls" in each
+            else each
             for each in messages
         ]
 

@@ -1,5 +1,6 @@
 """KTO: the step against a slow loop and TRL's loss, packing, updates, and a policy that is its reference."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from learner.objectives.kto import Kto
 from learner.objectives.policy_gradient import StepOutcome
 from protocol.settings.settings import Settings
 from protocol.wire.trajectory import Trajectory
+from tests.fakes.tiny_models import make_tiny_model
 from tests.learner.objectives.slow_policy_gradient import batch_of, table, trajectories
 from tests.learner.objectives.table_model import TableModel
 from tests.learner.objectives.test_preference import TableReference, slow_logp
@@ -163,3 +165,17 @@ def test_loss_is_that_of_trl_1_16_for_the_same_logprobs(
     assert policy.loss == pytest.approx(loss, abs=1e-6)
     found = [metrics[f"preference/{name}"] for name in ("kl", "chosen", "rejected")]
     assert found == pytest.approx([kl, chosen, rejected], abs=1e-6)
+
+
+def test_held_out_answers_are_scored_one_by_one_for_a_model_that_mixes_the_rows_of_a_micro_batch(
+    tmp_path: Path,
+) -> None:
+    make_tiny_model(tmp_path, tied=True)
+    labelled = [{"prompt": f"{i} ?", "completion": " yes" * (i + 1), "label": i == 0} for i in range(3)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labelled))
+    sections = {"data": {"eval": str(tmp_path / "rows.jsonl")}, "eval": {"every_steps": 1}}
+    settings = Settings.model_validate({"objective": "kto", "learner": {"micro_batch_tokens": 1}, **sections})
+    roles = Roles(cast(Any, TableModel(table(seed=1))), reference=cast(Any, TableReference(table(seed=2))))
+    micro_batches = Kto(roles, settings, tmp_path, lambda sums: sums)._held_out._micro_batches
+    assert sorted(number for each in micro_batches for number in each.numbers) == list(range(6))
+    assert [len(each.numbers) for each in micro_batches] == [1] * 6
