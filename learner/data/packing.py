@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 # A token's cost grows with its trajectory's length: attention equals the linear layers' work at about this many tokens.
 _ATTENTION_PARITY_TOKENS = 4096
+# Each trajectory after the first keeps its own copy of the prompt's keys and values for the backward pass: a tenth of
+# what the prompt itself keeps in models with as many heads of keys as of queries, and less in others.
+_OF_KEYS = 10
 
 
 def plan_groups(
@@ -39,7 +42,9 @@ def plan_groups(
         [
             _unit([group[place] for place in part], lengths, prompt)
             for group, prompt in zip(groups, prompts, strict=True)
-            for part in _cut([lengths[index] - prompt for index in group], micro_batch_tokens - prompt, num_parts)
+            for part in _cut(
+                [lengths[index] - _saved(prompt) for index in group], micro_batch_tokens - _saved(prompt), num_parts
+            )
         ]
         for num_parts in sorted({1, -(-2 * num_ranks // len(groups))} if num_ranks > 1 else {1})
     ]
@@ -80,7 +85,7 @@ class _Unit(NamedTuple):
     """Trajectories of one micro-batch that share a prompt."""
 
     indices: list[int]
-    length: int  # tokens to compute
+    length: int  # tokens to compute, and copies of the prompt's keys and values in tokens of equal memory
     cost: float
 
 
@@ -88,7 +93,12 @@ def _unit(indices: Sequence[int], lengths: Sequence[int], prompt: int) -> _Unit:
     whole = sum(lengths[index] for index in indices)
     shared = len(indices) - 1
     work = sum(cost(lengths[index]) for index in indices)
-    return _Unit(list(indices), whole - shared * prompt, work - shared * cost(prompt))
+    return _Unit(list(indices), whole - shared * _saved(prompt), work - shared * cost(prompt))
+
+
+def _saved(prompt: int) -> int:
+    """Return the tokens whose memory a trajectory saves that shares a prompt with another one."""
+    return prompt - prompt // _OF_KEYS
 
 
 def _cut(answers: Sequence[int], capacity: int, num_parts: int) -> list[list[int]]:

@@ -89,7 +89,11 @@ def test_plan_of_groups_holds_every_index_once_and_its_computed_tokens_within_th
     parts = [set(part) for rank in plan for part in rank]
     for part in parts:
         own = [(part.intersection(group), prompt) for group, prompt in zip(groups, prompts, strict=True)]
-        computed = sum(sum(lengths[i] - prompt for i in each) + prompt for each, prompt in own if each)
+        computed = sum(
+            sum(lengths[i] - prompt for i in each) + prompt + (len(each) - 1) * (prompt // 10)
+            for each, prompt in own
+            if each
+        )
         # The plan is by each sample alone if that gives the busiest rank less: then nothing is shared.
         assert min(computed, sum(lengths[i] for i in part)) <= budget or len([each for each, _ in own if each]) == 1
     if are_whole:
@@ -97,8 +101,14 @@ def test_plan_of_groups_holds_every_index_once_and_its_computed_tokens_within_th
 
 
 def test_samples_of_a_long_prompt_stay_together() -> None:
-    plan = plan_groups([[0, 1, 2, 3], [4, 5, 6, 7]], [1100] * 8, [1000, 1000], 1, 1500)
+    plan = plan_groups([[0, 1, 2, 3], [4, 5, 6, 7]], [1100] * 8, [1000, 1000], 1, 1700)
     assert sorted(map(sorted, plan[0])) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_copies_of_a_prompts_keys_and_values_count_in_the_budget() -> None:
+    """Four samples compute 1,400 tokens, and three keep the keys of 1,000 more."""
+    plan = plan_groups([[0, 1, 2, 3]], [1100] * 4, [1000], 1, 1699)
+    assert sorted(map(len, plan[0])) == [1, 3]
 
 
 def test_groups_are_cut_for_ranks_that_would_have_none() -> None:
