@@ -43,7 +43,9 @@ def plan_groups(
             _unit([group[place] for place in part], lengths, prompt)
             for group, prompt in zip(groups, prompts, strict=True)
             for part in _cut(
-                [lengths[index] - _saved(prompt) for index in group], micro_batch_tokens - _saved(prompt), num_parts
+                [lengths[index] - _saved_tokens(prompt) for index in group],
+                micro_batch_tokens - _saved_tokens(prompt),
+                num_parts,
             )
         ]
         for num_parts in sorted({1, -(-2 * num_ranks // len(groups))} if num_ranks > 1 else {1})
@@ -93,10 +95,10 @@ def _unit(indices: Sequence[int], lengths: Sequence[int], prompt: int) -> _Unit:
     whole = sum(lengths[index] for index in indices)
     shared = len(indices) - 1
     work = sum(cost(lengths[index]) for index in indices)
-    return _Unit(list(indices), whole - shared * _saved(prompt), work - shared * cost(prompt))
+    return _Unit(list(indices), whole - shared * _saved_tokens(prompt), work - shared * cost(prompt))
 
 
-def _saved(prompt: int) -> int:
+def _saved_tokens(prompt: int) -> int:
     """Return the tokens whose memory a trajectory saves that shares a prompt with another one."""
     return prompt - prompt // _OF_KEYS
 
