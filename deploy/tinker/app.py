@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -51,6 +52,7 @@ class Api:
         self._learning: Learning | None = None
         self._sampling: Sampling | None = None
         self._waiting: dict[str, asyncio.Event] = {}
+        self._started = time.monotonic()
         self._seen: dict[str, float] = {}  # session -> time of its last sign of life
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -74,14 +76,21 @@ class Api:
             "session_heartbeat": self._heartbeat,
             "sessions/{session}/finish": self._finish,
             "get_info": self._info,
+            "weights_info": self._weights_info,
             "create_sampling_session": self._create_sampling,
             "asample": self._sample,
             "retrieve_future": self._retrieve,
             **{verb: self._submit(verb, place) for verb, place in _PLACES.items()},
         }
         routes = [Route(_API + path, self._guard(call), methods=["POST"]) for path, call in posts.items()]
-        gets = {"get_server_capabilities": self._capabilities, "samplers/{sampler:path}": self._sampler}
+        gets = {
+            "get_server_capabilities": self._capabilities,
+            "samplers/{sampler:path}": self._sampler,
+            "training_runs/{model}": self._training_run,
+        }
         routes += [Route(_API + path, self._guard(call), methods=["GET"]) for path, call in gets.items()]
+        saved = _API + "training_runs/{model}/checkpoints/{kind}/{name}"
+        routes.append(Route(saved, self._guard(self._delete), methods=["DELETE"]))
         routes.append(Route("/health", self._health, methods=["GET"]))
         return Starlette(routes=routes, lifespan=lifespan)
 
@@ -173,6 +182,35 @@ class Api:
         rank = json.loads(row.form)["rank"]
         named = {"model_name": about.name, "is_lora": True, "lora_rank": rank, "type": "get_info"}
         return JSONResponse({"model_id": name, "model_data": data, **named})
+
+    async def _training_run(self, request: HttpRequest, raw: bytes) -> Response:
+        name = request.path_params["model"]
+        row = await asyncio.to_thread(self._journal.model, name)
+        if row is None:
+            raise HTTPException(404, f"The training run {name} is not known.")
+        first = await asyncio.to_thread(self._journal.first_body, name)
+        metadata = read_request(bodies.FirstBody, first).user_metadata if first else None
+        idle_s = time.monotonic() - self._seen.get(name.partition(":train:")[0], self._started)
+        seen = datetime.fromtimestamp(time.time() - idle_s, UTC).isoformat()
+        lora = {"is_lora": True, "lora_rank": json.loads(row.form)["rank"], "user_metadata": metadata}
+        named = {"training_run_id": name, "base_model": self._about.name, "model_owner": "local"}
+        return JSONResponse({**named, **lora, "last_request_time": seen})
+
+    async def _weights_info(self, request: HttpRequest, raw: bytes) -> Response:
+        path = read_request(bodies.WeightsInfo, raw).tinker_path
+        row = await asyncio.to_thread(self._journal.saved_weights, path)
+        if row is None:
+            raise HTTPException(404, f"{path} has no saved weights here.")
+        form = json.loads(row.form)
+        layers = {name: form[name] for name in ("train_attn", "train_mlp")} | {"train_unembed": False}
+        return JSONResponse({"base_model": self._about.name, "is_lora": True, "lora_rank": form["rank"], **layers})
+
+    async def _delete(self, request: HttpRequest, raw: bytes) -> Response:
+        path = "tinker://{model}/{kind}/{name}".format(**request.path_params)
+        assert self._learning is not None
+        if not await asyncio.to_thread(self._learning.delete, path):
+            raise HTTPException(404, f"{path} has no saved weights here.")
+        return Response(status_code=204)
 
     async def _create_sampling(self, request: HttpRequest, raw: bytes) -> Response:
         body = read_request(bodies.CreateSamplingSession, raw)

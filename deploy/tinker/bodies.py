@@ -38,6 +38,16 @@ class ModelBody(Body):
     model_id: str
 
 
+class FirstBody(Body):
+    """What create_model and load_weights share when they make a model."""
+
+    user_metadata: dict[str, str] | None = None
+
+
+class WeightsInfo(Body):
+    tinker_path: str
+
+
 class AdamParams(Body):
     learning_rate: float = Field(0.0001, ge=0)
     beta1: float = Field(0.9, ge=0, lt=1)

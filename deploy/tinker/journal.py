@@ -110,12 +110,17 @@ class Journal:
             return done.rowcount == 1
 
     def finish(self, request: Request, result: Result, rows: Sequence[Row] = ()) -> None:
-        """Write a result and the rows that the request made. A model's row ends the need for earlier bodies."""
+        """Write a result and the rows that the request made. A model's row ends the need for earlier bodies.
+
+        The body that made the model stays: it has the client's metadata.
+        """
         with self._transaction():
             for row in rows:
                 self._put(row)
                 if isinstance(row, ModelRow):
-                    self._db.execute("UPDATE request SET body = x'' WHERE owner = ? AND seq <= ?", (row.id, row.seq))
+                    self._db.execute(
+                        "UPDATE request SET body = x'' WHERE owner = ? AND seq BETWEEN 1 AND ?", (row.id, row.seq)
+                    )
             values = (result.kind, result.content, request.id)
             self._db.execute("UPDATE request SET kind = ?, result = ? WHERE id = ?", values)
             if request.verb == "asample":
@@ -170,6 +175,18 @@ class Journal:
     def saved_weights(self, path: str) -> SavedRow | None:
         row = self._one("SELECT * FROM saved WHERE path = ?", path)
         return None if row is None else SavedRow(*row)
+
+    def first_body(self, owner: str) -> bytes:
+        """Return the body of the request that made a model; empty where it is not known."""
+        row = self._one("SELECT body FROM request WHERE owner = ? AND seq = 0", owner)
+        return b"" if row is None else row[0]
+
+    def forget(self, path: str) -> SavedRow | None:
+        """Remove saved weights from the record; returns their row."""
+        with self._transaction():
+            row = self.saved_weights(path)
+            self._db.execute("DELETE FROM saved WHERE path = ?", (path,))
+            return row
 
     def sampler(self, sampler_id: str) -> SamplerRow | None:
         row = self._one("SELECT * FROM sampler WHERE id = ?", sampler_id)

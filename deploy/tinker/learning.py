@@ -83,6 +83,15 @@ class Learning:
         with self._changed:
             self._released.update(name for name in self._adapters if name.startswith(prefix))
 
+    def delete(self, path: str) -> bool:
+        """Remove saved weights; False where there are none. Any thread may call it."""
+        row = self._journal.forget(path)
+        if row is not None and row.place.endswith(".safetensors"):
+            (self._folder / row.place).unlink(missing_ok=True)
+        elif row is not None:
+            shutil.rmtree(self._folder / row.place, ignore_errors=True)
+        return row is not None
+
     def run(self) -> None:
         """Run requests for ever. The process ends when the journal cannot be written: a new start resumes."""
         try:

@@ -3,9 +3,9 @@
     python -m tests.chaos.tinker_kills [--seed N] [--kills 20] [--steps 120] [--short]
 
 A scripted client creates a model, and sends two passes and an optimizer step for each step, and a save_state for each
-fifth, over HTTP. A killer ends the service 0 to 3 s after each start, and starts it again. The client asks again after
-a lost connection. At every third kill the client dies too: the next one knows nothing, and sends all requests from the
-first one.
+fifth, over HTTP. A killer ends the service at places spread over the script, and starts it again. The client asks again
+after a lost connection. At every third kill the client dies too: the next one knows nothing, and sends all requests
+from the first one.
 
 holds: every request has a result, weights and moments equal those of a run without kills bit for bit, and so does each
 saved state (differing=0). --short: 3 kills, 12 steps.
@@ -85,10 +85,12 @@ class Service:
         assert self.process.stdout is not None
         assert b"http://" in self.process.stdout.readline(), self._log.name
 
-    def kill_often(self, number: int, rng: random.Random, on_kill: "threading.Event") -> None:
-        """Kill and start the process, `number` times; on_kill is set at every third kill."""
+    def kill_often(self, number: int, rng: random.Random, progress: "Progress", on_kill: "threading.Event") -> None:
+        """Kill and start the process, `number` times, evenly over the script; on_kill is set at every third kill."""
         for kill in range(number):
-            time.sleep(rng.uniform(0.0, 3.0))
+            place = (kill + rng.random()) / number
+            while progress.share < place:
+                time.sleep(rng.uniform(0.0, 0.02))
             self.end()
             if kill % 3 == 2:
                 on_kill.set()
@@ -100,16 +102,23 @@ class Service:
         self.process.wait()
 
 
+class Progress:
+    """How far the script is."""
+
+    share = 0.0  # 1: all requests but the last one have a result
+
+
 class Client:
     """Sends a script, in order, until every request has a result."""
 
-    def __init__(self, port: int, death: threading.Event) -> None:
+    def __init__(self, port: int, progress: Progress, death: threading.Event) -> None:
         self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1/", timeout=60)
-        self._death = death
+        self._progress, self._death = progress, death
 
     def play(self, requests: Sequence[tuple[str, Body]], until: threading.Event) -> None:
         """Send the requests. until: the last step waits for it, so that every kill meets a client at work."""
         for place, (verb, body) in enumerate(requests):
+            self._progress.share = max(self._progress.share, place / (len(requests) - 1))
             if place == len(requests) - 1:
                 self._wait_for(until)
             name = str(self._post(verb, body)["request_id"])
@@ -148,13 +157,13 @@ class Client:
 
 def train(model: Path, folder: Path, num_steps: int, num_kills: int, seed: int) -> tuple[int, int]:
     """Return (kills of the service, deaths of the client) of one run of the script."""
-    requests, deaths = script(num_steps), 0
+    requests, deaths, progress = script(num_steps), 0, Progress()
     death, done = threading.Event(), threading.Event()
     with running(model, folder) as service:
 
         def kill() -> None:
             try:
-                service.kill_often(num_kills, random.Random(seed), death)
+                service.kill_often(num_kills, random.Random(seed), progress, death)
             finally:
                 done.set()
 
@@ -162,7 +171,7 @@ def train(model: Path, folder: Path, num_steps: int, num_kills: int, seed: int) 
         killer.start()
         while True:
             try:
-                Client(service.port, death).play(requests, done)
+                Client(service.port, progress, death).play(requests, done)
                 break
             except ClientDeath:
                 deaths += 1

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ SESSION = {"session_id": "session", "sampling_session_seq_id": 3}
 @pytest.fixture
 async def http(base: BaseModel, model_folder: Path, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of a service."""
+    (tmp_path / "weights").mkdir()
     journal = Journal(tmp_path / "journal.sqlite")
     api = Api(journal, About("base", str(model_folder), "qwen2", 32), KEY)
     learning = Learning(journal, base, tmp_path, Limits(1 << 30, 16, ("base",)), api.on_result)
@@ -64,6 +66,35 @@ async def test_a_model_is_created_described_and_run(http: httpx.AsyncClient) -> 
     assert stepped.json()["metrics"]["grad_norm"] > 0
 
 
+async def test_a_run_keeps_its_metadata_and_describes_its_saved_weights(http: httpx.AsyncClient) -> None:
+    await result(http, "create_model", {**CREATE, "user_metadata": {"renderer_name": "qwen3"}})
+    await result(http, "optim_step", {"model_id": MODEL, "seq_id": 1})  # its state ends the need for earlier bodies
+    path = (await result(http, "save_weights", {"model_id": MODEL, "seq_id": 2, "path": "mid"})).json()["path"]
+    run = (await http.get(f"training_runs/{MODEL}")).json()
+    info = (await http.post("weights_info", json={"tinker_path": path})).json()
+
+    assert (run["base_model"], run["lora_rank"], run["user_metadata"]) == ("base", 4, {"renderer_name": "qwen3"})
+    assert 0 <= (datetime.now(UTC) - datetime.fromisoformat(run["last_request_time"])).total_seconds() < 60
+    assert (info["lora_rank"], info["train_attn"], info["train_unembed"]) == (4, True, False)
+
+
+@pytest.mark.parametrize("verb", ["save_weights", "save_weights_for_sampler"])
+async def test_deleted_weights_are_gone_from_the_disk(verb: str, http: httpx.AsyncClient, tmp_path: Path) -> None:
+    await result(http, "create_model", CREATE)
+    path = (await result(http, verb, {"model_id": MODEL, "seq_id": 1, "path": "old"})).json()["path"]
+    model, _, name = path.removeprefix("tinker://").partition("/")
+    assert saved_files(tmp_path)
+    deleted = [await http.delete(f"training_runs/{model}/checkpoints/{name}") for _ in range(2)]
+
+    assert [answer.status_code for answer in deleted] == [204, 404]
+    assert saved_files(tmp_path) == []
+
+
+def saved_files(folder: Path) -> list[Path]:
+    files = [*(folder / "weights").rglob("*"), *(folder / "samplers").rglob("*")]
+    return [each for each in files if each.is_file()]
+
+
 async def test_a_failed_request_has_its_error_and_whose_fault_it_is(http: httpx.AsyncClient) -> None:
     await result(http, "create_model", CREATE)
     failed = await result(http, "forward_backward", pass_body([datum([5, 6, 7])], "gspo"))
@@ -86,6 +117,7 @@ async def test_the_base_model_is_the_only_one_offered(http: httpx.AsyncClient) -
     ("path", "body", "status", "text"),
     [
         ("retrieve_future", {"request_id": "none"}, 410, "The request none is not known"),
+        ("weights_info", {"tinker_path": "tinker://none"}, 404, "tinker://none has no saved weights here."),
         ("get_info", {"model_id": "none"}, 404, "The model none was not created."),
         ("optim_step", {"model_id": MODEL, "seq_id": 1}, 404, f"The model {MODEL} was not created in this"),
         ("optim_step", {"model_id": MODEL}, 422, "$.seq_id Field required"),
