@@ -1,17 +1,7 @@
 """OpenRLHF's options that change together: PPO and its kin, and training on rows."""
 
+from deploy.migrate import joint
 from deploy.migrate.convert import Draft, texts_of
-from deploy.migrate.joint import (
-    data_path,
-    put_data,
-    put_launched_ranks,
-    put_no_evaluation,
-    put_ranks,
-    put_reward_model,
-    put_rewards,
-    put_step,
-    put_whole_rows,
-)
 
 _ADVANTAGES = {
     "gae": "gae",
@@ -44,14 +34,14 @@ def convert_rl(draft: Draft) -> None:
 def convert_rows(draft: Draft, objective: str, lr: float, epochs: int, length: int) -> None:
     """Write the settings of a command that trains on rows; lr, epochs and length are the command's defaults."""
     draft.put("objective", objective)
-    put_launched_ranks(draft, "num_machines", "num_processes")
+    joint.put_launched_ranks(draft, "num_machines", "num_processes")
     defaults = {"learner.lr": ("actor.adam.lr", lr), "run.max_epochs": ("train.max_epochs", epochs)}
     if objective == "kto":
         defaults["preference.beta"] = ("model.beta", 0.01)
     for setting, (name, value) in defaults.items():
         if setting not in draft.settings:
             draft.put(setting, value, name)
-    put_whole_rows(draft, "data.max_len", length)
+    joint.put_whole_rows(draft, "data.max_len", length)
     _write_data(draft, "data.dataset", "data.dataset_probs", "data.dataset_split")
     _write_reports(draft)
 
@@ -59,7 +49,7 @@ def convert_rows(draft: Draft, objective: str, lr: float, epochs: int, length: i
 def _write_batches(draft: Draft) -> None:
     prompts, samples = int(draft.number("rollout.batch_size", 1024)), int(draft.number("train.batch_size", 128))
     size, epochs = int(draft.number("rollout.n_samples_per_prompt", 1)), int(draft.number("train.max_epochs", 1))
-    put_step(draft, prompts, size, samples, "rollout.batch_size", "train.batch_size", epochs)
+    joint.put_step(draft, prompts, size, samples, "rollout.batch_size", "train.batch_size", epochs)
     if draft.is_on("train.async_enable"):
         queue = int(draft.number("train.async_queue_size", 1))
         names = ("train.async_enable", "train.async_queue_size")
@@ -122,7 +112,7 @@ def _write_placement(draft: Draft) -> None:
     nodes, gpus = int(draft.number("actor.num_nodes", 1)), int(draft.number("actor.num_gpus_per_node", 8))
     engines, size = int(draft.number("vllm.num_engines", 1)), int(draft.number("vllm.tensor_parallel_size", 1))
     names = ("actor.num_nodes", "actor.num_gpus_per_node")
-    put_ranks(draft, nodes, gpus, *names)
+    joint.put_ranks(draft, nodes, gpus, *names)
     draft.put("rollout.num_servers", engines, "vllm.num_engines")
     if draft.is_on("train.colocate_all") and engines * size == nodes * gpus:
         draft.put("placement.devices", "shared", "train.colocate_all")
@@ -134,9 +124,9 @@ def _write_placement(draft: Draft) -> None:
 
 
 def _write_rewards(draft: Draft) -> None:
-    put_rewards(draft, texts_of(draft.text("reward.remote_url")), (), "reward.remote_url")
+    joint.put_rewards(draft, texts_of(draft.text("reward.remote_url")), (), "reward.remote_url")
     if model := draft.text("reward.model_name_or_path"):
-        put_reward_model(draft, model, "reward.model_name_or_path")
+        joint.put_reward_model(draft, model, "reward.model_name_or_path")
     if agent := draft.text("train.agent_func_path"):
         draft.put("rollout.environment", f"openrlhf_agent:{agent}", "train.agent_func_path")
 
@@ -144,19 +134,21 @@ def _write_rewards(draft: Draft) -> None:
 def _write_data(draft: Draft, names: str, probs: str, split: str) -> None:
     """Write data.train, data.eval and the cadence of evaluations."""
     paths, shares = texts_of(draft.text(names)), texts_of(draft.text(probs))
-    rows = [data_path(path, draft.text(split, "train")) for path in paths]
+    rows = [joint.data_path(path, draft.text(split, "train")) for path in paths]
     if len(shares) == len(rows) > 1:
         mixed = [{"path": path, "weight": float(share)} for path, share in zip(rows, shares, strict=True)]
         draft.put("data.train", mixed, names, probs)
     else:
-        put_data(draft, "data.train", rows, names, split)
-    held_out = [data_path(path, draft.text("eval.split", "train")) for path in texts_of(draft.text("eval.dataset"))]
-    put_data(draft, "data.eval", held_out, "eval.dataset")
+        joint.put_data(draft, "data.train", rows, names, split)
+    held_out = [
+        joint.data_path(path, draft.text("eval.split", "train")) for path in texts_of(draft.text("eval.dataset"))
+    ]
+    joint.put_data(draft, "data.eval", held_out, "eval.dataset")
     every = draft.number("eval.steps", -1)
     if held_out and every > 0:
         draft.put("eval.every_steps", int(every), "eval.steps")
     else:
-        put_no_evaluation(draft, "eval.steps", "eval.n_samples_per_prompt", "eval.temperature", "eval.split")
+        joint.put_no_evaluation(draft, "eval.steps", "eval.n_samples_per_prompt", "eval.temperature", "eval.split")
 
 
 def _write_reports(draft: Draft) -> None:

@@ -4,17 +4,8 @@ import math
 import re
 from typing import Any
 
+from deploy.migrate import joint
 from deploy.migrate.convert import Draft, map_of, texts_of, value_of
-from deploy.migrate.joint import (
-    data_path,
-    put_data,
-    put_launched_ranks,
-    put_no_evaluation,
-    put_reward_model,
-    put_rewards,
-    put_step,
-    put_whole_rows,
-)
 
 _LOSSES = {  # loss_type -> learner.loss, loss.aggregate
     "grpo": ("ppo", "seq_mean_token_mean"),
@@ -63,13 +54,13 @@ def convert_rl(draft: Draft, *, is_rloo: bool = False) -> None:
 def convert_rows(draft: Draft, objective: str, lr: float, loss: str = "sigmoid") -> None:
     """Write the settings of a trainer on rows. lr: its default; loss: of preferences."""
     draft.put("objective", objective)
-    put_launched_ranks(draft, "num_machines", "num_processes")
+    joint.put_launched_ranks(draft, "num_machines", "num_processes")
     rows = int(_micro_batches(draft) * draft.number("gradient_accumulation_steps", 1))
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")
     draft.put("learner.groups_per_step", rows, *names, why=f"{rows} rows")
     if "learner.lr" not in draft.settings:
         draft.put("learner.lr", lr, "learning_rate")
-    put_whole_rows(draft, "max_length", 1024)
+    joint.put_whole_rows(draft, "max_length", 1024)
     _write_length(draft)
     kinds = texts_of(draft.text("loss_type", loss))
     if objective == "dpo" and len(kinds) == 1 and kinds[0] in _PREFERENCES:
@@ -90,14 +81,14 @@ def _micro_batches(draft: Draft) -> float:
 
 def _write_step(draft: Draft, size: int) -> None:
     """Write a step from sizes that count samples: of one rank, of an update, and of a generation."""
-    put_launched_ranks(draft, "num_machines", "num_processes")
+    joint.put_launched_ranks(draft, "num_machines", "num_processes")
     parts, micro = draft.number("gradient_accumulation_steps", 1), _micro_batches(draft)
     each = draft.number("steps_per_generation", parts)
     whole = draft.number("generation_batch_size", micro * each)
     epochs = int(draft.number("num_iterations", 1))
     prompts = max(1, round(whole / size))
     names = "generation_batch_size" if "generation_batch_size" in draft.asked else "per_device_train_batch_size"
-    put_step(draft, prompts, size, micro * parts, names, "gradient_accumulation_steps", epochs)
+    joint.put_step(draft, prompts, size, micro * parts, names, "gradient_accumulation_steps", epochs)
     if prompts * size != whole:
         draft.put("learner.groups_per_step", prompts, names, why=f"{whole:g} samples there: {prompts} groups of {size}")
     _write_length(draft)
@@ -192,9 +183,9 @@ def _write_rewards(draft: Draft) -> None:
     weights = [
         float(each) for each in texts_of(draft.text("reward_weights")) if isinstance(value_of(each), int | float)
     ]
-    put_rewards(draft, functions, weights, "reward_funcs", "reward_weights")
+    joint.put_rewards(draft, functions, weights, "reward_funcs", "reward_weights")
     for model in models:
-        put_reward_model(draft, model, "reward_funcs")
+        joint.put_reward_model(draft, model, "reward_funcs")
     if "missing_eos_penalty" in draft.asked:
         draft.put("rewards.truncated", "penalise", "missing_eos_penalty")
         draft.put("rewards.truncated_penalty", draft.number("missing_eos_penalty"), "missing_eos_penalty")
@@ -256,19 +247,19 @@ def _write_model(draft: Draft) -> None:
 def _write_data(draft: Draft) -> None:
     names, config = texts_of(draft.text("dataset_name")), draft.text("dataset_config")
     train, held_out = draft.text("dataset_train_split", "train"), draft.text("dataset_test_split", "test")
-    paths = [data_path(f"{name}/{config}" if config else name, train.partition("[")[0]) for name in names]
+    paths = [joint.data_path(f"{name}/{config}" if config else name, train.partition("[")[0]) for name in names]
     if "[" in train:
         draft.lack("dataset_train_split", "The whole split is taken: data.max_prompts takes its first rows")
-    put_data(draft, "data.train", paths, "dataset_name", "dataset_config", "dataset_train_split")
+    joint.put_data(draft, "data.train", paths, "dataset_name", "dataset_config", "dataset_train_split")
     every = draft.number("eval_steps", 0)
     if draft.text("eval_strategy", "no") == "steps" and names:
-        draft.put("data.eval", data_path(names[0], held_out.partition("[")[0]), "dataset_test_split")
+        draft.put("data.eval", joint.data_path(names[0], held_out.partition("[")[0]), "dataset_test_split")
         _put_steps(draft, "eval.every_steps", every or draft.number("logging_steps", 10), "eval_steps")
         if "objective" not in draft.settings and "num_generations_eval" in draft.asked:
             draft.put("eval.samples", int(draft.number("num_generations_eval")), "num_generations_eval")
         draft.put("eval.before", draft.is_on("eval_on_start"), "eval_on_start")
     else:
-        put_no_evaluation(draft, "eval_steps", "eval_on_start", "num_generations_eval", "dataset_test_split")
+        joint.put_no_evaluation(draft, "eval_steps", "eval_on_start", "num_generations_eval", "dataset_test_split")
         if draft.text("eval_strategy", "no") == "epoch":
             draft.lack("eval_strategy", "Set data.eval and eval.every_steps")
 

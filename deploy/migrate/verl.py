@@ -3,18 +3,8 @@
 import math
 import re
 
+from deploy.migrate import joint
 from deploy.migrate.convert import Draft, texts_of
-from deploy.migrate.joint import (
-    data_path,
-    put_data,
-    put_launched_ranks,
-    put_no_evaluation,
-    put_ranks,
-    put_reward_model,
-    put_rewards,
-    put_step,
-    put_whole_rows,
-)
 
 _ADVANTAGES = {
     "gae": "gae",
@@ -37,7 +27,7 @@ def convert_rl(draft: Draft) -> None:
     prompts, size = int(draft.number("data.train_batch_size", 1024)), int(draft.number("rollout.n", 1))
     draft.put("rollout.group_size", size, "rollout.n")
     part, epochs = draft.number("actor.ppo_mini_batch_size", 256), int(draft.number("actor.ppo_epochs", 1))
-    put_step(draft, prompts, size, part * size, "data.train_batch_size", "actor.ppo_mini_batch_size", epochs)
+    joint.put_step(draft, prompts, size, part * size, "data.train_batch_size", "actor.ppo_mini_batch_size", epochs)
     prompt, answer = draft.number("data.max_prompt_length", 512), draft.number("data.max_response_length", 512)
     lengths = ("data.max_prompt_length", "data.max_response_length")
     draft.put("data.max_prompt_tokens", int(prompt), lengths[0])
@@ -54,7 +44,7 @@ def convert_search_r1(draft: Draft) -> None:
     size *= int(draft.number("rollout.n", 1))
     draft.put("rollout.group_size", size, "rollout.n_agent", "rollout.n")
     samples, epochs = draft.number("actor.ppo_mini_batch_size", 256), int(draft.number("actor.ppo_epochs", 1))
-    put_step(draft, prompts, size, samples, "data.train_batch_size", "actor.ppo_mini_batch_size", epochs)
+    joint.put_step(draft, prompts, size, samples, "data.train_batch_size", "actor.ppo_mini_batch_size", epochs)
     whole, answer = draft.number("data.max_prompt_length", 512), draft.number("data.max_response_length", 512)
     why = "its longest input of a turn and an answer; there the input loses its beginning"
     lengths = ("data.max_prompt_length", "data.max_response_length")
@@ -78,12 +68,12 @@ def convert_search_r1(draft: Draft) -> None:
 def convert_rows(draft: Draft) -> None:
     """Write the settings of a fine-tuning command."""
     draft.put("objective", "sft")
-    put_launched_ranks(draft, "num_machines", "num_processes")
+    joint.put_launched_ranks(draft, "num_machines", "num_processes")
     draft.put("learner.zero_stage", 3, why="as FSDP")
     lowest = draft.number("optim.min_lr", 0)
     if lowest:
         draft.put("learner.min_lr_ratio", lowest / draft.number("optim.lr", 1e-5), "optim.min_lr", "optim.lr")
-    put_whole_rows(draft, "data.max_length", 1024)
+    joint.put_whole_rows(draft, "data.max_length", 1024)
     _write_length(draft, 4)
     _write_data(draft)
     _write_reports(draft)
@@ -204,7 +194,7 @@ def _write_staleness(draft: Draft) -> None:
 
 def _write_placement(draft: Draft) -> None:
     nodes, gpus = int(draft.number("trainer.nnodes", 1)), int(draft.number("trainer.n_gpus_per_node", 8))
-    put_ranks(draft, nodes, gpus, "trainer.nnodes", "trainer.n_gpus_per_node")
+    joint.put_ranks(draft, nodes, gpus, "trainer.nnodes", "trainer.n_gpus_per_node")
     size, of_servers = int(draft.number("rollout.tensor_model_parallel_size", 2)), nodes * gpus
     why = f"{size} there: here a server's GPUs are of one node" if size > gpus else ""
     size = min(size, gpus)
@@ -252,12 +242,12 @@ def _write_rewards(draft: Draft) -> None:
     if path := draft.text("custom_reward_function.path"):
         function = draft.text("custom_reward_function.name", "compute_score")
         names = ("custom_reward_function.path", "custom_reward_function.name")
-        put_rewards(draft, [f"{path}:{function}"], (), *names)
+        joint.put_rewards(draft, [f"{path}:{function}"], (), *names)
     elif draft.trainer == "verl":
         draft.steps.append("serve a reward: verl chooses a function by the column data_source (docs/do/rewards.md)")
     draft.read |= {"custom_reward_function.name", "reward_model.model.path"}
     if draft.is_on("reward_model.enable"):
-        put_reward_model(draft, draft.text("reward_model.model.path", "MODEL"), "reward_model.model.path")
+        joint.put_reward_model(draft, draft.text("reward_model.model.path", "MODEL"), "reward_model.model.path")
     elif "reward_model.model.path" in draft.asked:
         draft.always[draft.label("reward_model.model.path")] = "No reward model is on"
     prefix = "reward_model.overlong_buffer."
@@ -290,16 +280,16 @@ def _write_length(draft: Draft, epochs: int) -> None:
 
 
 def _write_data(draft: Draft) -> None:
-    put_data(
+    joint.put_data(
         draft,
         "data.train",
-        [data_path(path, "train") for path in texts_of(draft.text("data.train_files"))],
+        [joint.data_path(path, "train") for path in texts_of(draft.text("data.train_files"))],
         "data.train_files",
     )
-    held_out = [data_path(path, "test") for path in texts_of(draft.text("data.val_files"))]
+    held_out = [joint.data_path(path, "test") for path in texts_of(draft.text("data.val_files"))]
     every, first = draft.number("trainer.test_freq", -1), draft.is_on("trainer.val_before_train", True)
     if held_out and (every > 0 or first) and draft.text("data.val_files") != "null":
-        put_data(draft, "data.eval", held_out, "data.val_files")
+        joint.put_data(draft, "data.eval", held_out, "data.val_files")
         draft.put("eval.every_steps", max(0, int(every)), "trainer.test_freq")
         draft.put("eval.before", first, "trainer.val_before_train")
         if "objective" not in draft.settings:
@@ -315,7 +305,7 @@ def _write_data(draft: Draft) -> None:
             "rollout.val_kwargs.n",
             "rollout.val_kwargs.temperature",
         )
-        put_no_evaluation(draft, *names)
+        joint.put_no_evaluation(draft, *names)
     cut = draft.text("data.truncation", "error")
     if cut == "left":
         draft.put("rollout.truncate_left", True, "data.truncation")

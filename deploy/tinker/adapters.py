@@ -188,6 +188,20 @@ class BaseModel:
         yield
 
 
+def base_settings(model: Path, max_tokens: int, micro_batch_tokens: int, **more: Any) -> PolicySettings:
+    """Return the settings of a frozen base model, whose optimizer is each adapter's own; `more` adds fields."""
+    unused: dict[str, Any] = {"zero_stage": 0, "lr": 0.0, "betas": (0.9, 0.95), "weight_decay": 0.0}
+    unused |= {"max_grad_norm": 0.0, "warmup_steps": 0, "total_steps": 0, "min_lr_ratio": 1.0, "schedule": "constant"}
+    return PolicySettings(
+        model_dir=model,
+        max_tokens=max_tokens,
+        longest_text=max_tokens,
+        micro_batch_tokens=micro_batch_tokens,
+        lora=LoraForm(1, 1.0, ()),  # the place of every client's adapter
+        **{"dtype": "float32", "seed": 0, **unused, **more},
+    )
+
+
 def form_of(lora: LoraConfig, seed: int) -> AdapterForm:
     """Return the form that a client requests. seed: used without one of its own."""
     return AdapterForm(lora.rank, seed if lora.seed is None else lora.seed, lora.train_attn, lora.train_mlp)

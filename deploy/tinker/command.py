@@ -42,7 +42,7 @@ def _serve(given: argparse.Namespace) -> None:
 
 def _make_app(given: argparse.Namespace, key: str | None) -> Any:
     """Return the application with the base model loaded."""
-    from deploy.tinker.adapters import BaseModel
+    from deploy.tinker.adapters import BaseModel, base_settings
     from deploy.tinker.app import About, Api
     from deploy.tinker.journal import Journal
     from deploy.tinker.learning import Learning, Limits
@@ -52,7 +52,8 @@ def _make_app(given: argparse.Namespace, key: str | None) -> Any:
 
     model = find_named_model("MODEL", given.model)
     max_tokens = given.max_tokens or min(4096, read_max_positions(model) or 4096)
-    base = BaseModel(_policy_settings(given, model, max_tokens))
+    same = {name: getattr(given, name) for name in ("dtype", "gradient_checkpointing", "trust_remote_code")}
+    base = BaseModel(base_settings(model, max_tokens, given.micro_batch_tokens, **same))
     journal = Journal(given.folder / "journal.sqlite")
     (given.folder / "weights").mkdir(exist_ok=True)
     arch = json.loads((model / "config.json").read_bytes()).get("model_type", "unknown")
@@ -83,32 +84,6 @@ def _make_app(given: argparse.Namespace, key: str | None) -> Any:
         await asyncio.to_thread(sampling.close)
 
     return api.app(lifespan)
-
-
-def _policy_settings(given: argparse.Namespace, model: Path, max_tokens: int) -> Any:
-    from learner.models.settings import PolicySettings
-    from learner.models.weights.lora import LoraForm
-
-    return PolicySettings(
-        model_dir=model,
-        dtype=given.dtype,
-        zero_stage=0,
-        lr=0.0,
-        betas=(0.9, 0.95),
-        weight_decay=0.0,
-        max_grad_norm=0.0,
-        warmup_steps=0,
-        total_steps=0,
-        min_lr_ratio=1.0,
-        schedule="constant",
-        seed=0,
-        max_tokens=max_tokens,
-        longest_text=max_tokens,
-        micro_batch_tokens=given.micro_batch_tokens,
-        gradient_checkpointing=given.gradient_checkpointing,
-        lora=LoraForm(1, 1.0, ()),  # the place of every client's adapter
-        trust_remote_code=given.trust_remote_code,
-    )
 
 
 def _read_key(path: Path) -> str:

@@ -11,9 +11,9 @@ holds: every request has a result, weights and moments equal those of a run with
 saved state (differing=0). --short: 3 kills, 12 steps.
 """
 
+import contextlib
 import json
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,14 +26,16 @@ import httpx
 import numpy as np
 from safetensors.torch import load_file
 
+from deploy.tinker.command import main as serve
 from deploy.tinker.wire import MESSAGES
 from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.ports import free_port
 from tests.fakes.tiny_models import make_tiny_model
+from tests.fakes.warm_process import WarmCommand
 
 MODEL = "script:train:0"
 _PAUSE_S = 0.1
-_START = "from deploy.command import main; raise SystemExit(main())"
+_SERVE = "serve"  # first argument of a copy of this module that is the service
 Body = bytes | dict[str, object]
 
 
@@ -75,15 +77,19 @@ class Service:
 
     def __init__(self, model: Path, folder: Path) -> None:
         self.port, self.num_kills = free_port(), 0
-        self._command = [sys.executable, "-c", _START, "tinker", str(model), "--name", "tiny", "--folder", str(folder)]
-        self._command += ["--port", str(self.port)]
-        self._log = folder.with_suffix(".log").open("a")
+        self._arguments = (_SERVE, str(model), "--name", "tiny", "--folder", str(folder), "--port", str(self.port))
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=self._log)
-        assert self.process.stdout is not None
-        assert b"http://" in self.process.stdout.readline(), self._log.name
+        self.process = WarmCommand("tests.chaos.tinker_kills", *self._arguments)
+        while not self._is_up():
+            assert self.process.returncode is None, self.process.communicate()[1]
+            time.sleep(_PAUSE_S)
+
+    def _is_up(self) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{self.port}/health").is_success
+        return False
 
     def kill_often(self, number: int, rng: random.Random, progress: "Progress", on_kill: "threading.Event") -> None:
         """Kill and start the process, `number` times, evenly over the script; on_kill is set at every third kill."""
@@ -91,15 +97,11 @@ class Service:
             place = (kill + rng.random()) / number
             while progress.share < place:
                 time.sleep(rng.uniform(0.0, 0.02))
-            self.end()
+            self.process.kill()
             if kill % 3 == 2:
                 on_kill.set()
             self.num_kills += 1
             self.start()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 class Progress:
@@ -185,7 +187,7 @@ def running(model: Path, folder: Path) -> Iterator[Service]:
     try:
         yield service
     finally:
-        service.end()
+        service.process.kill()
 
 
 def num_differing(one: Path, other: Path) -> int:
@@ -199,6 +201,8 @@ def num_differing(one: Path, other: Path) -> int:
 
 
 def main() -> int:
+    if sys.argv[1:2] == [_SERVE]:
+        return serve(sys.argv[2:])
     given = options(__doc__ or "", kills=20, steps=120)
     kills, steps = (3, 12) if given.short else (given.kills, given.steps)
     with tempfile.TemporaryDirectory(prefix="sluice-tinker") as name:

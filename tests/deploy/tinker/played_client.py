@@ -10,38 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from deploy.tinker.adapters import BaseModel
+from deploy.tinker.adapters import BaseModel, base_settings
 from deploy.tinker.journal import Journal, Request
 from deploy.tinker.learning import Learning, Limits
 from deploy.tinker.naming import request_id
 from deploy.tinker.wire import MESSAGES, Datum
-from learner.models.settings import PolicySettings
-from learner.models.weights.lora import LoraForm
 
 MODEL = "session:train:0"
 
 
 def base_model(folder: Path, micro_batch_tokens: int = 64) -> BaseModel:
     """Return a tiny model's folder as a base model for texts of up to 32 tokens."""
-    return BaseModel(
-        PolicySettings(
-            model_dir=folder,
-            dtype="float32",
-            zero_stage=0,
-            lr=0.0,
-            betas=(0.9, 0.95),
-            weight_decay=0.0,
-            max_grad_norm=0.0,
-            warmup_steps=0,
-            total_steps=0,
-            min_lr_ratio=1.0,
-            schedule="constant",
-            seed=0,
-            max_tokens=32,
-            micro_batch_tokens=micro_batch_tokens,
-            lora=LoraForm(1, 1.0, ()),
-        )
-    )
+    return BaseModel(base_settings(folder, 32, micro_batch_tokens))
 
 
 def datum(tokens: Sequence[int], **inputs: Sequence[float]) -> Datum:
