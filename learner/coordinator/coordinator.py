@@ -34,9 +34,9 @@ from learner.coordinator.leases import LeaseRecall, Leases, OverdueLimit
 from learner.coordinator.servers import Servers
 from learner.coordinator.steps.current_step import CurrentStep
 from learner.coordinator.steps.record import RunRecord, StepLines
-from learner.coordinator.window import StalenessWindow
 from learner.data.prompts import Prompt
 from learner.data.sft_rows import RowEncoder
+from learner.data.window import StalenessWindow
 from learner.disk.run_folder import TOKENS
 from learner.disk.token_books import TABLES, TokenBooks
 from learner.ledger.ledger import Ledger, terms_of

@@ -69,6 +69,8 @@ def _main(arguments: Sequence[str]) -> int:
     parser.add_argument("--plan", action="store_true", help="print the place of each process, and stop")
     parser.add_argument("--cluster", metavar="FILE", help="with --plan: use the cluster that this file describes")
     parser.add_argument("--json", action="store_true", help="with --plan: print one JSON object")
+    parser.add_argument("--forecast", metavar="RUN", help="with --plan: speed at each staleness, from a run or JSON")
+    parser.add_argument("--long-tails", action="store_true", help="with --forecast: p99 is ten times the median length")
     parser.add_argument(OPTION, action="store_true", help="run in the background; sluice runs shows it")
     parser.add_argument(
         "-h", "--help", nargs="?", const="", metavar="SECTION", help=f"explain a section's settings; {ALL}: every one"
@@ -81,6 +83,8 @@ def _main(arguments: Sequence[str]) -> int:
     if (own.cluster or own.json) and not own.plan:
         given = f"--cluster {own.cluster}" if own.cluster else "--json"
         raise SettingsError(f"settings: {given} belongs to --plan; a run starts on the running cluster. Add --plan.")
+    if (own.forecast and (own.json or not own.plan)) or (own.long_tails and not own.forecast):
+        raise SettingsError("settings: --forecast belongs to --plan without --json, and --long-tails to --forecast.")
     config = _config(own.config, options)
     settings = load_settings(config, options, Path.cwd())
     check_job_folder(settings, Path.cwd(), is_detached=own.no_wait)
@@ -91,7 +95,11 @@ def _main(arguments: Sequence[str]) -> int:
     if own.plan:
         from learner.run.plan_command import plan
 
-        plan(settings, own.cluster and Path(own.cluster), as_json=own.json)
+        topology = plan(settings, own.cluster and Path(own.cluster), as_json=own.json)
+        if own.forecast:
+            from learner.run.forecast import show_forecast
+
+            show_forecast(settings, own.forecast, topology, has_long_tails=own.long_tails)
         return 0
     from learner.run.checks.preflight import check_run
 

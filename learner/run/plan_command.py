@@ -19,8 +19,8 @@ from protocol.node.home import ClusterState, read_cluster
 from protocol.settings.settings import Settings
 
 
-def plan(settings: Settings, description: Path | None, *, as_json: bool = False) -> None:
-    """Print the place of each process, or one JSON object; starts nothing.
+def plan(settings: Settings, description: Path | None, *, as_json: bool = False) -> Topology:
+    """Print the place of each process, or one JSON object, and return them; starts nothing.
 
     description: file of a cluster; None: the running cluster.
 
@@ -34,13 +34,14 @@ def plan(settings: Settings, description: Path | None, *, as_json: bool = False)
         facts = [*describe_parts(settings, None), _steps(settings, topology)]
         facts += _on_ranks(settings, ", each counted as large as it")
         _show(topology, settings.run.name, facts, as_json=as_json)
-        return
+        return topology
     checked, cluster = check_run(settings), _find_cluster()
     settings = checked.settings
     nodes = _find_nodes(cluster) if described is None else described_nodes(described)
     topology = plan_topology(settings, read_sizes(settings, checked.model), nodes)
     facts = [*describe_parts(settings, cluster), *_facts(settings, checked, topology)]
     _show(topology, checked.start.run_id, facts, as_json=as_json)
+    return topology
 
 
 def _show(topology: Topology, run: str, facts: Sequence[str], *, as_json: bool) -> None:

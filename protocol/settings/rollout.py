@@ -61,7 +61,12 @@ class RolloutSettings(Section):
         description="Longest time of a conversation's turns and replies; then it ends and is scored; null: no limit.",
     )
     temperature: PositiveFloat = Field(1.0, description="Sampling temperature.")
-    max_groups_in_flight: CountAboveZero = Field(64, le=4096, description="Groups in flight on one server.")
+    max_groups_in_flight: CountAboveZero | None = Field(
+        None,
+        le=4096,
+        description="Groups in flight on one server; null: as many samples as its engine decodes at a time "
+        "(engine_args.max_num_seqs, or what its cache holds), and those with the environment or reward meanwhile.",
+    )
     turn_timeout_s: Seconds = Field(600.0, description="Longest wait for one generation.")
     lease_timeout_s: Seconds = Field(1800.0, description="Longest life of a lease; then its group is leased again.")
     resume_turns: bool = Field(

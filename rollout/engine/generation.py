@@ -38,3 +38,5 @@ class EngineStats:
     num_in_flight: int
     num_output_tokens: int  # tokens of finished generations
     is_paused: bool  # generation is paused for a weight push
+    max_running: int | None = None  # requests that it decodes at a time; None: unknown
+    cache_tokens: int | None = None  # tokens whose keys and values it holds; None: unknown

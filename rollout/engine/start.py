@@ -66,6 +66,13 @@ def ends_turns(llm: Any) -> bool:
     return is_ours and has_fast_tokenizer(llm.get_tokenizer())
 
 
+def limits_of(llm: Any) -> tuple[int, int | None]:
+    """Return the requests that this vLLM decodes at a time, and the tokens whose keys and values it holds."""
+    config = llm.vllm_config
+    num_blocks = config.cache_config.num_gpu_blocks
+    return config.scheduler_config.max_num_seqs, num_blocks and num_blocks * config.cache_config.block_size
+
+
 def follow_tokens(llm: Any, on_tokens: Callable[[str, int], None]) -> None:
     """Call on_tokens(request id, number of new tokens) wherever vLLM's own counter of generation tokens rises.
 

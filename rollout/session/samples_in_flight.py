@@ -21,6 +21,7 @@ from rollout.episodes.conversation import AGENT, Player, SampleTask, TurnListene
 from rollout.session.outbox import Failure, FailureCounts, FinishedSample, Item, Key, Outbox
 
 _MAX_GROUPS_REMEMBERED = 65536
+DEFAULT_RUNNING = 256  # samples at a time of an engine that does not say its limit
 
 
 class SampleAttachment(Protocol):
@@ -46,8 +47,46 @@ class SampleAttachment(Protocol):
         ...
 
 
+class Places:
+    """The number of samples that keep an engine busy: those that it decodes at a time, and those outside it meanwhile.
+
+    It decodes `max_running` samples, or as many of the present kind as its cache holds. A sample holds its prompt and,
+    on average over its time, half of what it writes. Example: a cache of 10,000 tokens and answers of 200 tokens after
+    prompts of 100 give 0.9 * 10,000 / 200 = 45 places; 60 if the samples spend a quarter of their time on rewards.
+    """
+
+    _KEPT, _CACHE_PART, _LEAST_INSIDE = 0.99, 0.9, 0.25
+
+    def __init__(self, max_running: int, cache_tokens: int | None = None) -> None:
+        """cache_tokens: tokens that the engine's cache holds; None: unknown, and no limit."""
+        self._max_running, self._cache_tokens = max_running, cache_tokens
+        # Sums over finished samples, newer ones weigh more: tokens written, times tokens held; seconds inside, all.
+        self._written = self._held = self._inside_s = self._total_s = 0.0
+
+    def observe(self, num_prompt: int, num_written: int, inside_s: float, total_s: float) -> None:
+        """Record a finished sample: its tokens, and its seconds in the engine and in all."""
+        new = (num_written, num_written * (num_prompt + num_written / 2), inside_s, max(inside_s, total_s))
+        old = (self._written, self._held, self._inside_s, self._total_s)
+        pairs = zip(old, new, strict=True)
+        self._written, self._held, self._inside_s, self._total_s = (self._KEPT * kept + more for kept, more in pairs)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples to have in flight."""
+        num = float(self._max_running)
+        if self._cache_tokens is not None and self._held:
+            num = min(num, self._CACHE_PART * self._cache_tokens * self._written / self._held)
+        if self._total_s:
+            num /= max(self._LEAST_INSIDE, self._inside_s / self._total_s)
+        return max(1, int(num))
+
+    def room(self, num_here: int, group_size: int) -> int:
+        """Return the number of further groups, of which the last may find too few places. num_here: samples."""
+        return max(0, -(-(self.num_samples - num_here) // group_size))
+
+
 class SamplesInFlight:
-    """Runs at most `max_groups_in_flight` groups at a time; further leases wait."""
+    """Runs as many samples as keep the engine busy, or `max_groups_in_flight` groups; further leases wait."""
 
     def __init__(
         self,
@@ -58,8 +97,9 @@ class SamplesInFlight:
         on_change: Callable[[], None],
         has_engine: Callable[[], bool] = lambda: True,
         attachments: Sequence[SampleAttachment] = (),
+        places: Places | None = None,
     ) -> None:
-        """on_change: called when a sample has ended.
+        """on_change: called when a sample has ended. places: of the engine; None: of an engine of unknown limits.
 
         has_engine: False after the engine's death. This process ends within a second, and the coordinator takes its
         leases back.
@@ -71,6 +111,7 @@ class SamplesInFlight:
         self._on_change = on_change
         self._has_engine = has_engine
         self._attachments = attachments
+        self._places = places or Places(DEFAULT_RUNNING)
         self._leases: deque[m.Lease] = deque()
         self._running: dict[tuple[str, int], _RunningSample] = {}
         self._open_groups: Counter[str] = Counter()
@@ -91,7 +132,10 @@ class SamplesInFlight:
         """Number of further groups with room."""
         if not self._has_engine():
             return 0
-        return max(0, self._settings.max_groups_in_flight - self.num_groups)
+        if (limit := self._settings.max_groups_in_flight) is not None:
+            return max(0, limit - self.num_groups)
+        num_waiting = sum(len(lease.sample_indices) for lease in self._leases)
+        return self._places.room(self.num_samples + num_waiting, self._settings.group_size)
 
     def unfinished_groups(self) -> dict[str, int]:
         """Return the attempt of each group with samples that the coordinator has not acknowledged."""
@@ -123,7 +167,8 @@ class SamplesInFlight:
 
     def admit(self, tasks: asyncio.TaskGroup) -> None:
         """Start leases while there is room. Too many can arrive, because a Demand and a Lease may cross."""
-        while self._leases and len(self._open_groups) < self._settings.max_groups_in_flight:
+        limit = self._settings.max_groups_in_flight
+        while self._leases and (limit is None or len(self._open_groups) < limit):
             lease = self._leases.popleft()
             row = msgspec.msgpack.encode((lease.prompt, lease.label, lease.columns))
             for index in lease.sample_indices:
@@ -165,7 +210,11 @@ class SamplesInFlight:
         deadline = asyncio.timeout(limit_s)
         try:
             async with deadline:
-                return FinishedSample(_key(sample), await self._player.play(sample, progress))
+                trajectory = await self._player.play(sample, progress)
+                facts = trajectory.facts
+                num_written, total_s = facts.num_tokens - facts.num_prompt_tokens, facts.finished_at - facts.started_at
+                self._places.observe(facts.num_prompt_tokens, num_written, facts.generate_s, total_s)
+                return FinishedSample(_key(sample), trajectory)
         except BaseException as error:
             if _is_own_cancellation(error):
                 raise

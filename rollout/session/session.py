@@ -5,7 +5,7 @@ Two tasks of one event loop share the socket: one receives the coordinator's mes
 
     Lease -> SamplesInFlight (a Player per sample) -> Outbox -> TrajectoryDone | SampleFailed
                                                            Outbox <- Ack, GroupsTrained
-    Demand = room for groups: max_groups_in_flight less the groups here; 0 while no sample could finish
+    Demand = room for groups: places of the engine less the samples here; 0 while no sample could finish
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from protocol.wire.codec import Decoder, encode
 from rollout.engine.version_gate import VersionGate
 from rollout.episodes.conversation import Generator, Player
 from rollout.session.outbox import FailureCounts, FinishedSample, Item, Outbox
-from rollout.session.samples_in_flight import SampleAttachment, SamplesInFlight
+from rollout.session.samples_in_flight import DEFAULT_RUNNING, Places, SampleAttachment, SamplesInFlight
 from rollout.session.tokens_to_book import TokensToBook
 from rollout.session.turns_to_keep import TurnsToKeep
 
@@ -95,8 +95,9 @@ class RolloutSession:
         # Optional features: each is one file and one entry here.
         turns = TurnsToKeep(spec, clock, self.wake, self._stop_sample)
         self._attachments: list[SampleAttachment] = [turns, self._books]
+        limits = Places(engine.stats.max_running or DEFAULT_RUNNING, engine.stats.cache_tokens)
         self._samples = SamplesInFlight(
-            player, outbox, self.failures, spec.rollout, self.wake, lambda: engine.is_alive, self._attachments
+            player, outbox, self.failures, spec.rollout, self.wake, lambda: engine.is_alive, self._attachments, limits
         )
 
     @property

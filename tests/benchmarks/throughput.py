@@ -138,8 +138,13 @@ def _share_of_digits(text: str) -> float:
     return sum(c.isdigit() for c in text) / max(1, len(text))
 
 
-def run_command(work: Path, name: str, reward_url: str, max_staleness: int, num_steps: int, seed: int) -> list[str]:
-    """Return Python's arguments of a run below work/runs, whose model and prompts are in `work`."""
+def run_command(
+    work: Path, name: str, reward_url: str, max_staleness: int, num_steps: int, seed: int, **changes: object
+) -> list[str]:
+    """Return Python's arguments of a run below work/runs, whose model and prompts are in `work`.
+
+    changes: other settings, as section__name.
+    """
     settings = {
         "run.name": name,
         "run.dir": str(work / "runs"),
@@ -158,6 +163,7 @@ def run_command(work: Path, name: str, reward_url: str, max_staleness: int, num_
         "learner.lr": 1e-5,
         "learner.checkpoint_every_steps": 0,
     }
+    settings |= {key.replace("__", "."): value for key, value in changes.items()}
     options = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
     return ["-m", "learner.run", "--config", "/dev/null", *options]
 
@@ -195,14 +201,14 @@ def make_prompts(path: Path, seed: int) -> None:
 
 
 @contextmanager
-def reward_service() -> Iterator[str]:
-    """Serve a user's slow reward: the share of digits in the response, half a second after each request."""
+def reward_service(delay_s: float = _REWARD_DELAY_S) -> Iterator[str]:
+    """Serve a user's slow reward: the share of digits in the response, `delay_s` after each request."""
     app = FastAPI()
 
     @app.post("/score")
     async def score(request: Request) -> dict[str, list[float]]:
         body = await request.json()
-        await asyncio.sleep(_REWARD_DELAY_S)
+        await asyncio.sleep(delay_s)
         pairs = zip(body["query"], body["prompts"], strict=True)
         responses = [query[len(prompt) :] for query, prompt in pairs]
         return {"rewards": [_share_of_digits(text) for text in responses]}

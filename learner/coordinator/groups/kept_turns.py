@@ -11,7 +11,7 @@ import msgspec
 from learner.coordinator.accounts import Accounts
 from learner.coordinator.groups.group import DIED, Group
 from learner.coordinator.groups.open_groups import OpenGroups
-from learner.coordinator.window import StalenessWindow
+from learner.data.window import StalenessWindow
 from protocol.errors import FrameError
 from protocol.wire import messages as m
 from protocol.wire.conversation import ConversationPart, arrays_of, check_part, split_buffers

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from learner.coordinator.accounts import Accounts
 from learner.coordinator.groups.group import Group, GroupState, LeaseStamp
 from learner.coordinator.groups.prompt_source import PromptSource
-from learner.coordinator.window import Outstanding, StalenessWindow
+from learner.data.window import Outstanding, StalenessWindow
 from learner.ledger.ledger import NOT_APPLIED
 from protocol.wire.conversation import ConversationPart
 from protocol.wire.messages import Lease

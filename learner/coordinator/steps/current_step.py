@@ -13,7 +13,7 @@ from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.servers import Servers
 from learner.coordinator.steps.record import StepLines
 from learner.coordinator.steps.step_batch import StepBatch, build_step, join
-from learner.coordinator.window import StalenessWindow
+from learner.data.window import StalenessWindow
 from learner.live.alarms import HealthWatch
 from protocol.errors import FrameError
 from protocol.failpoints import failpoint

@@ -283,3 +283,9 @@ async def test_death_of_the_engine_process_is_noticed_at_once(engine: Engine) ->
             await task
 
     assert not engine.is_alive
+
+
+async def test_engine_reports_how_many_samples_it_decodes_and_holds(engine: Engine) -> None:
+    assert engine.stats.max_running == 128
+    assert engine.stats.cache_tokens is not None
+    assert engine.stats.cache_tokens > 10_000

@@ -101,7 +101,7 @@ async def test_demand_names_the_newest_lease() -> None:
 
 
 async def test_demand_names_a_group_until_its_samples_are_acknowledged() -> None:
-    async with playing() as scene:
+    async with playing(max_groups_in_flight=64) as scene:
         await scene.coordinator.welcome()
         scene.coordinator.lease("e0-a")
         await scene.coordinator.next(m.TrajectoryDone)
@@ -140,7 +140,7 @@ async def test_demand_is_0_while_no_sample_can_finish(reason: str) -> None:
         scene.engine.policy_version, scene.scorer.is_accepting = 4, True
         scene.session.wake()
         demand = await _demand_when(scene, lambda demand: demand.num_groups > 0)
-        assert (demand.num_groups, demand.policy_version) == (64, 4)
+        assert (demand.num_groups, demand.policy_version) == (32, 4)
 
 
 async def test_heartbeat_counts_groups_samples_and_tokens() -> None:

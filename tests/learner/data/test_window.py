@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.coordinator.window import Choice, Outstanding, StalenessWindow
+from learner.data.window import Choice, Outstanding, StalenessWindow
 
 
 def test_window_size_is_groups_per_step_times_staleness_plus_one() -> None:
