@@ -38,7 +38,9 @@ class Vllm:
         self._received = iter(received)
         resources = SimpleNamespace(engine_manager=None)
         self.engine_core = SimpleNamespace(pause_scheduler_async=self._pause, resources=resources)
-        self.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(scheduler_cls=""))
+        scheduler = SimpleNamespace(scheduler_cls="", max_num_seqs=8)
+        cache = SimpleNamespace(num_gpu_blocks=None, block_size=16)
+        self.vllm_config = SimpleNamespace(scheduler_config=scheduler, cache_config=cache)
 
     def get_tokenizer(self) -> Any:
         return None

@@ -51,7 +51,9 @@ class Vllm:
         self._core = core
         resources = SimpleNamespace(engine_manager=None)
         self.engine_core = SimpleNamespace(pause_scheduler_async=self._pause, resources=resources)
-        self.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(scheduler_cls=""))
+        scheduler = SimpleNamespace(scheduler_cls="", max_num_seqs=8)
+        cache = SimpleNamespace(num_gpu_blocks=None, block_size=16)
+        self.vllm_config = SimpleNamespace(scheduler_config=scheduler, cache_config=cache)
         self.errored = False
         self.has_met = asyncio.Event()
 
