@@ -90,7 +90,7 @@ def test_plan_of_groups_holds_every_index_once_and_its_computed_tokens_within_th
     for part in parts:
         own = [(part.intersection(group), prompt) for group, prompt in zip(groups, prompts, strict=True)]
         computed = sum(
-            sum(lengths[i] - prompt for i in each) + prompt + (len(each) - 1) * (prompt // 10)
+            sum(lengths[i] - prompt for i in each) + prompt + (len(each) - 1) * (prompt // 40)
             for each, prompt in own
             if each
         )
@@ -101,13 +101,13 @@ def test_plan_of_groups_holds_every_index_once_and_its_computed_tokens_within_th
 
 
 def test_samples_of_a_long_prompt_stay_together() -> None:
-    plan = plan_groups([[0, 1, 2, 3], [4, 5, 6, 7]], [1100] * 8, [1000, 1000], 1, 1700)
+    plan = plan_groups([[0, 1, 2, 3], [4, 5, 6, 7]], [1100] * 8, [1000, 1000], 1, 1500)
     assert sorted(map(sorted, plan[0])) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_copies_of_a_prompts_keys_and_values_count_in_the_budget() -> None:
     """Four samples compute 1,400 tokens, and three keep the keys of 1,000 more."""
-    plan = plan_groups([[0, 1, 2, 3]], [1100] * 4, [1000], 1, 1699)
+    plan = plan_groups([[0, 1, 2, 3]], [1100] * 4, [1000], 1, 1474)
     assert sorted(map(len, plan[0])) == [1, 3]
 
 
