@@ -224,7 +224,8 @@ def _texts(config: Any, num_tokens: int) -> list[LearnerSample]:
     special = [value for name, value in named.items() if name.endswith(("token_id", "token_index"))]
     ordinary = np.array([i for i in range(config.get_text_config().vocab_size) if i not in special], np.int32)
     long, end, short = (rng.choice(ordinary, number) for number in (max(num_tokens, _SHORT[0]), *_SHORT[:1] * 2))
-    prompt = max(1, len(long) - _NUM_SCORED, min(MIN_SHARED_TOKENS, len(long) - len(end)))
+    is_shared = len(long) > MIN_SHARED_TOKENS + 1  # also an answer that is shorter than the other's end
+    prompt = max(1, len(long) - _NUM_SCORED, MIN_SHARED_TOKENS * is_shared)
     other = np.concatenate([long[:prompt], end])[: len(long) - 1]
     texts = ((long, prompt), (other, prompt), (short, 1), (short[: _SHORT[1]], 1))
     return [

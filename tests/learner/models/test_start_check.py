@@ -10,11 +10,13 @@ import torch
 import transformers
 
 from learner.models import own_code
+from learner.models.micro_batch import make_micro_batch
 from learner.models.model_loading import fix_positions, turn_off_dropout
 from learner.models.settings import policy_settings
 from learner.models.shallow import shallow_config
-from learner.models.start_check import Comparison, check_model, compare
+from learner.models.start_check import Comparison, _texts, check_model, compare
 from protocol.errors import OperatorError
+from protocol.settings.learner import MIN_SHARED_TOKENS
 from protocol.settings.settings import Settings
 from tests.benchmarks.packing_table import _BASE, ALONE, ARCHITECTURES, EXACT, REFUSED, comparison_of, settings_of
 
@@ -159,6 +161,13 @@ def test_model_that_mixes_trajectories_is_refused_for_pairs_whatever_the_budget(
     settings = replace(settings_of(tmp_path), micro_batch_tokens=1, are_pairs=True)
     with pytest.raises(OperatorError, match=r"mixes trajectories .* Use another model: both answers of a pair are in"):
         check_model(settings, "language model", name="me/tiny")
+
+
+@pytest.mark.parametrize("num_tokens", [66, 80, 120, 700])
+def test_a_prompt_is_shared_in_the_check_of_every_run_that_may_share_one(num_tokens: int) -> None:
+    config = transformers.Qwen2Config(**_BASE)
+    packed = make_micro_batch(_texts(config, num_tokens), share_prompts=True)
+    assert max(number for _, number in packed.prompts) >= MIN_SHARED_TOKENS
 
 
 @pytest.mark.parametrize(("objective", "are_pairs"), [("dpo", True), ("reward_model", True), ("kto", False)])
