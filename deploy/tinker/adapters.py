@@ -27,10 +27,13 @@ from learner.data.packing import plan_step
 from learner.models.gradient import Sums, add_gradient, score_tokens
 from learner.models.micro_batch import MicroBatch
 from learner.models.model_loading import load_model
+from learner.models.scoring.scored_model import scored_model
 from learner.models.settings import PolicySettings
+from learner.models.start_check import check_model
 from learner.models.weights.lora import LoraForm, adapted_layers, write_adapters
 from learner.models.world import own_device
 from protocol.disk.files import replacing
+from protocol.errors import OperatorError
 
 ALPHA = 32.0  # numerator of an adapter's factor alpha / rank, as in Tinker
 _BYTES_PER_NUMBER = 16  # weight, gradient and two moments in float32
@@ -108,10 +111,16 @@ class BaseModel:
     """The frozen model that every adapter shares."""
 
     def __init__(self, settings: PolicySettings) -> None:
-        """settings: with a LoraForm of any rank."""
+        """settings: with a LoraForm of any rank. Raises: OperatorError for a model that mixes data of a pass."""
         self._settings = settings
         self.device = own_device()
+        try:
+            method = check_model(settings, "language model", name=str(settings.model_dir))
+        except OperatorError as error:
+            text = str(error).replace("learner.micro_batch_tokens to 1", "--micro-batch-tokens to 1")
+            raise OperatorError(f"tinker: {text}") from None
         self._model = load_model(settings).to(self.device)
+        scored_model(self._model).method = method
         self._layers = adapted_layers(self._model)
         self.vocab_size = int(self._model.config.vocab_size)
 

@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from deploy.tinker.adapters import ALPHA, AdapterForm, BaseModel
 from deploy.tinker.bodies import AdamParams
 from deploy.tinker.wire import Datum, Pass, RequestError
+from protocol.errors import OperatorError
+from tests.benchmarks.packing_table import _BASE, ARCHITECTURES
 from tests.deploy.tinker.played_client import base_model, datum
 
 RATE = -2.0  # logprob of the sampler: some ratios lie outside every clip
@@ -176,3 +179,11 @@ def test_an_adapters_logprobs_have_the_same_bits_after_anothers_step(base: BaseM
 
     assert [each.tolist() for each in after] == [each.tolist() for each in before]
     assert base.run(other, forward)[0][0].tolist() != before[0].tolist()
+
+
+def test_model_that_mixes_the_data_of_a_pass_is_refused(tmp_path: Path) -> None:
+    """Its convolutions would read the end of another datum, and every gradient would be another one."""
+    config = transformers.Lfm2Config(**_BASE, **ARCHITECTURES["Lfm2Config"][0])
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(OperatorError, match=r"cannot be used .* mixes trajectories .* Set --micro-batch-tokens to 1"):
+        base_model(tmp_path)
