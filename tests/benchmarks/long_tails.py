@@ -44,9 +44,9 @@ from tests.protocol.wire.examples import example_facts
 _IDLE, _KS, _WASTE = 0.05, 0.02, 0.02
 _MEDIAN, _LONGEST, _PROMPT = 500, 8192, 64
 _SIGMA = math.log(10.0) / 2.326  # of the logarithm: the 99th percentile is ten times the median
-_RATES = Rates(token_s=0.008, token_sample_s=0.00007, train_token_s=0.0, push_s=2.0, pause_s=0.2, reward_s=1.0)
+RATES = Rates(token_s=0.008, token_sample_s=0.00007, train_token_s=0.0, push_s=2.0, pause_s=0.2, reward_s=1.0)
 _PLACES = 256
-_GROUPS, _SAMPLES, _STALENESS = 128, 8, 4
+GROUPS, SAMPLES, _STALENESS = 128, 8, 4
 _ASK_EVERY_S = 1.0
 
 
@@ -98,7 +98,7 @@ class _Server:
     """A scripted server: it leases, decodes and has answers scored."""
 
     name: str
-    engine: Engine = field(default_factory=lambda: Engine(_RATES, _PLACES))
+    engine: Engine = field(default_factory=lambda: Engine(RATES, _PLACES))
     samples: dict[int, _Sample] = field(default_factory=dict)  # that decode, wait or are scored
     pushes: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])  # (decoding step, version from there)
     newest_lease: int = 0
@@ -112,7 +112,7 @@ class _Server:
     def room(self) -> int:
         if self.max_groups:
             return max(0, self.max_groups - len({sample.lease.group for sample in self.samples.values()}))
-        return self.places.room(len(self.samples), _SAMPLES)
+        return self.places.room(len(self.samples), SAMPLES)
 
     def spans(self, sample: _Sample) -> list[VersionSpan]:
         """Return which versions wrote the sample, whose last token was decoded just now."""
@@ -132,8 +132,8 @@ class _Run:
     def __init__(self, folder: Path, num_servers: int, num_steps: int, seed: int, max_groups: int) -> None:
         sections: dict[str, dict[str, Any]] = {
             "run": {"max_steps": num_steps + 2 * _STALENESS, "seed": seed},  # a run leases nothing beyond its last step
-            "rollout": {"group_size": _SAMPLES, "lease_timeout_s": 36_000},
-            "learner": {"groups_per_step": _GROUPS, "max_staleness": _STALENESS, "checkpoint_every_steps": 0},
+            "rollout": {"group_size": SAMPLES, "lease_timeout_s": 36_000},
+            "learner": {"groups_per_step": GROUPS, "max_staleness": _STALENESS, "checkpoint_every_steps": 0},
         }
         prompts = [Prompt(f"p{i}", f"question {i}", "", {}) for i in range(50_000)]
         self._ledger = Ledger(folder / "ledger.sqlite")
@@ -143,7 +143,7 @@ class _Run:
         self._random, self._now, self._num_events, self._num_samples = Random(seed), 0.0, 0, 0
         self._servers = {f"s{i}": _Server(f"s{i}", max_groups=max_groups) for i in range(num_servers)}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._part, self._train_token_s = 0, 0.6 * (_RATES.token_s / _PLACES + _RATES.token_sample_s) / num_servers
+        self._part, self._train_token_s = 0, train_token_s(num_servers)
         self.leased: list[int] = []  # lengths of all samples
         self.trained: list[int] = []
         self.ended: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]  # of each step: time, busy seconds, tokens
@@ -157,7 +157,7 @@ class _Run:
             self._advance()
         (begin_s, begin_busy, begin_tokens), (end_s, busy, tokens) = self.ended[first], self.ended[last]
         seconds, num_servers = end_s - begin_s, len(self._servers)
-        full = num_servers * seconds * _PLACES / (_RATES.token_s + _PLACES * _RATES.token_sample_s)
+        full = num_servers * seconds * _PLACES / (RATES.token_s + _PLACES * RATES.token_sample_s)
         (wasted,) = self._ledger._db.execute("SELECT COALESCE(SUM(num_tokens), 0) FROM waste").fetchone()
         self._ledger.close()
         return Figures(
@@ -176,7 +176,7 @@ class _Run:
         for server in self._servers.values():
             for number in server.engine.advance(at):
                 done = partial(self._finish, server, number, server.spans(server.samples[number]))
-                self._after(_RATES.reward_s, done)
+                self._after(RATES.reward_s, done)
         while self._events and self._events[0][0] <= at:
             heappop(self._events)[2]()
 
@@ -229,7 +229,7 @@ class _Run:
     def _start(self, server: _Server, lease: m.Lease) -> None:
         server.newest_lease = max(server.newest_lease, lease.number)
         for index in lease.sample_indices:
-            length = min(_LONGEST, max(1, round(self._random.lognormvariate(math.log(_MEDIAN), _SIGMA))))
+            length = draw_length(self._random)
             self._num_samples += 1
             server.samples[self._num_samples] = _Sample(lease, index, length, self._now)
             server.engine.add(self._num_samples, length)
@@ -238,7 +238,7 @@ class _Run:
     def _finish(self, server: _Server, number: int, spans: list[VersionSpan]) -> None:
         sample = server.samples.pop(number)
         total_s = self._now - sample.begun_at
-        server.places.observe(_PROMPT, sample.num_tokens, total_s - _RATES.reward_s, total_s)
+        server.places.observe(_PROMPT, sample.num_tokens, total_s - RATES.reward_s, total_s)
         facts = _facts(server.name, sample, spans)
         arrays = _arrays(facts.num_tokens)
         self._tell(server.name, m.TrajectoryDone(**STAMP, facts=facts), Trajectory(facts, *arrays).to_buffers())
@@ -255,8 +255,8 @@ class _Run:
             return
         for server in self._servers.values():
             server.engine.speed = 0.0
-        self._after(_RATES.pause_s, self._resume)
-        self._after(_RATES.push_s, self._end_step)
+        self._after(RATES.pause_s, self._resume)
+        self._after(RATES.push_s, self._end_step)
 
     def _resume(self) -> None:
         for server in self._servers.values():
@@ -274,6 +274,15 @@ class _Run:
         self.ended.append((self._now, busy_s, num_tokens))
         self._part = 0
         self._ask()
+
+
+def draw_length(draw: Random) -> int:
+    return min(_LONGEST, max(1, round(draw.lognormvariate(math.log(_MEDIAN), _SIGMA))))
+
+
+def train_token_s(num_servers: int) -> float:
+    """Return the ranks' time for a token: 60 % of that of full servers."""
+    return 0.6 * (RATES.token_s / _PLACES + RATES.token_sample_s) / num_servers
 
 
 def distance(one: list[int], other: list[int]) -> float:

@@ -1,10 +1,12 @@
 """The simulated run beside numbers that follow by hand."""
 
 import itertools
+from random import Random
 
 import pytest
 
 from learner.run.simulation import Engine, Layout, Rates, simulate
+from tests.benchmarks import long_tails
 
 _RATES = Rates(token_s=0.01, token_sample_s=0.005, train_token_s=0.001)
 
@@ -91,3 +93,13 @@ def test_larger_window_is_faster_when_answers_have_long_tails() -> None:
     steps = [step_s(staleness) for staleness in range(5)]
     assert steps == sorted(steps, reverse=True)
     assert steps[4] < 0.5 * steps[0]
+
+
+@pytest.mark.parametrize("max_groups", [0, 16])
+def test_simulation_is_as_fast_as_the_real_coordinator_with_the_same_servers(max_groups: int) -> None:
+    real = long_tails.measure(1, (2, 5), seed=1, max_groups=max_groups)
+    numbers = Layout(1, 1, long_tails.GROUPS, long_tails.SAMPLES, 4, max_groups or None)
+    rates = long_tails.RATES.model_copy(update={"train_token_s": long_tails.train_token_s(1)})
+    draw = Random(1)
+    simulated = simulate(numbers, rates, lambda: long_tails.draw_length(draw), 5, 2)
+    assert simulated.step_s == pytest.approx(real.step_s, rel=0.05)
