@@ -44,8 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     add_options(parser)
     given = parser.parse_args(arguments)
     selection = check_selection(Selection(given.select, load_settings(given.train, []).objective, given.at_least))
-    _claim(given)
-    model = given.model
+    model = _claim(given)
     for number in range(1, given.rounds + 1):
         _claim(given)  # days may lie between two rounds
         folder = given.folder / f"round_{number}"
@@ -67,20 +66,26 @@ def check_same(answers: Path, first: Path) -> None:
         )
 
 
-def _claim(given: argparse.Namespace) -> None:
-    """Record the command in its folder. Raises: SettingsError when another command made the folder's rounds."""
+def _claim(given: argparse.Namespace) -> str:
+    """Record the command in its folder; return the model of its first round, which a run may have left behind since.
+
+    Raises: SettingsError when another command made the folder's rounds.
+    """
     read = [path for path in (given.generate, given.train, Path(given.prompts)) if path.is_file()]
     files = [sha256(path.read_bytes()).hexdigest() for path in read]
     record = [given.model, given.prompts, given.samples, given.select, given.at_least, *files]
-    path, content = given.folder / "iterate.json", json.dumps(record).encode()
+    path, model = given.folder / "iterate.json", model_of(given.model)
     if not path.exists():
         given.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content)
-    elif path.read_bytes() != content:
+        first = str(Path(model).resolve()) if Path(model).is_dir() else model
+        replace_file(path, json.dumps([*record, first]).encode())
+    *known, first = json.loads(path.read_bytes())
+    if known != record:
         raise SettingsError(
             f"{given.folder} holds rounds of another command, or of other settings or prompts: {path}. Give another "
             "folder, or the command and the files that began this one; only --rounds may change."
         )
+    return str(first)
 
 
 def _play(given: argparse.Namespace, folder: Path, number: int, model: str, selection: Selection) -> int:

@@ -34,6 +34,19 @@ def test_folder_of_other_prompts_in_the_same_file_is_refused(tmp_path: Path) -> 
         iterate.main(options)
 
 
+def test_rounds_begin_with_the_checkpoint_that_a_run_had_at_the_first_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, latest = _options(tmp_path), tmp_path / "run" / "checkpoints" / "latest"
+    options[0] = str(tmp_path / "run")
+    for step in ("step_000001", "step_000002"):
+        (latest.parent / step / "model").mkdir(parents=True)
+        latest.unlink(missing_ok=True)
+        latest.symlink_to(step)
+        assert iterate.main(options) == 0
+    assert capsys.readouterr().out == f"Model: {latest.parent / 'step_000001' / 'model'}\n" * 2
+
+
 def test_round_whose_answers_were_scored_otherwise_than_the_first_rounds_is_refused(tmp_path: Path) -> None:
     for number, sampled_by in enumerate(("s 1", "s 2", "s2 3"), 1):
         line = Answers(row=0, uid="u", prompt="p", samples=[], failed="why", weights="w", sampled_by=sampled_by)
