@@ -186,11 +186,10 @@ def measure(folder: Path, num_cores: float) -> Figures:
     spans = [(*row[:3], row[3] - outside_s) for row in rows if row[1] and row[3] - outside_s > row[2]]
     own, since = _own_layout(settings, has_gpus=not num_cores), steps[1:]
     token_s, token_sample_s = fit_decoding(spans, own.max_running)
-    train_s, num_tokens = (sum(line[name] for line in since) for name in ("time/train_s", "data/num_model_tokens"))
     figures = Figures(
         token_s=token_s,
         token_sample_s=token_sample_s,
-        train_token_s=train_s * own.num_ranks / num_tokens,
+        train_token_s=own.num_ranks * median(line["time/train_s"] / line["data/num_model_tokens"] for line in since),
         step_s=median(_rest_s(before, line) for before, line in pairwise(steps)),
         push_s=median(line.get("time/push_s", 0.0) for line in since),
         pause_s=median(line.get("time/push_pause_s", 0.0) for line in since),
@@ -199,7 +198,7 @@ def measure(folder: Path, num_cores: float) -> Figures:
         mean_tokens=fmean(span[1] for span in spans),
         lengths=[span[1] for span in spans],
     )
-    step_s = (steps[-1]["time_s"] - steps[0]["time_s"]) / len(since)
+    step_s = median(line["time_s"] - before["time_s"] for before, line in pairwise(steps))
     for _ in range(4):
         draw = figures.drawer(1 << 30, has_long_tails=False)
         figures = figures.times(step_s / simulate(own, figures, draw, 40).step_s)

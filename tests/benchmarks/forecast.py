@@ -14,9 +14,10 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from random import Random
-from statistics import fmean
+from statistics import fmean, median
 
 from learner.run.forecast import Figures, measure
 from learner.run.simulation import Layout, simulate
@@ -73,7 +74,7 @@ def main() -> int:
 
 
 def run(work: Path, name: str, case: Case, seed: int) -> float:
-    """Return the seconds of a real step, from the end of the first to that of the last."""
+    """Return the median of a real run's steps after the first, in seconds."""
     changes = {
         "learner__groups_per_step": case.groups,
         "rollout__max_response_tokens": case.tokens,
@@ -83,7 +84,7 @@ def run(work: Path, name: str, case: Case, seed: int) -> float:
         command = run_command(work, name, url, case.staleness, _NUM_STEPS, seed, **changes)
         subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in (work / "runs" / name / "metrics.jsonl").read_text().splitlines()]
-    return float(lines[-1]["time_s"] - lines[0]["time_s"]) / (len(lines) - 1)
+    return float(median(line["time_s"] - before["time_s"] for before, line in pairwise(lines)))
 
 
 def forecast(case: Case, figures: Figures) -> float:
