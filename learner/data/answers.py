@@ -105,7 +105,7 @@ def rows_of(path: Path, origin: Origin, prompts: Sequence[Prompt]) -> set[int]:
 
 def find_difference(path: Path, earlier: Path) -> str | None:
     """Return what decided the samples of two sorted files otherwise, apart from weights and seed; None: nothing."""
-    for one, other in zip_longest(*([head for head, *_ in _lines(each)] for each in (path, earlier))):
+    for one, other in zip_longest(*((head for head, *_ in _lines(each)) for each in (path, earlier))):
         if one is None or other is None or (one.row, one.uid) != (other.row, other.uid):
             return "prompts"
         if one.sampled_by.split()[0] != other.sampled_by.split()[0]:
