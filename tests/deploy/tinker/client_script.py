@@ -19,7 +19,7 @@ TOKENS = [[10 + number + place for place in range(11)] for number in range(3)]
 def main() -> None:
     model = sys.argv[1]
     service = tinker.ServiceClient()
-    client = service.create_lora_training_client(model, rank=8, seed=1).result()
+    client = service.create_lora_training_client(model, rank=8, seed=1, user_metadata={"of": "script"}).result()
     found: dict[str, Any] = {"rank": client.get_info().lora_rank}
     found["losses"] = [train(client) for _ in range(4)]
     saved = client.save_state("mid").result().path
@@ -31,6 +31,7 @@ def main() -> None:
     found |= sample_and_train(client, sampler)
     again = service.create_training_client_from_state_with_optimizer(saved).result()
     found["loaded"] = values(again.forward(data, "cross_entropy").result())
+    found["described"] = describe_and_delete(service.create_rest_client(), saved)
     named = client.save_weights_for_sampler("named").result().path
     greedy = types.SamplingParams(max_tokens=4, temperature=0.0)
     params: dict[str, Any] = {"prompt": text(TOKENS[0]), "num_samples": 1, "sampling_params": greedy}
@@ -43,6 +44,17 @@ def main() -> None:
     except tinker.RequestFailedError as error:
         found["refusal"] = str(error)
     print(json.dumps(found))
+
+
+def describe_and_delete(rest: Any, saved: str) -> list[Any]:
+    run = rest.get_training_run_by_tinker_path(saved).result()
+    info = rest.get_weights_info_by_tinker_path(saved).result()
+    rest.delete_checkpoint_from_tinker_path(saved).result()
+    try:
+        rest.get_weights_info_by_tinker_path(saved).result()
+    except tinker.NotFoundError as error:
+        gone = str(error)
+    return [run.base_model, run.lora_rank, run.user_metadata, info.lora_rank, info.train_unembed, gone]
 
 
 def train(client: Any) -> float:

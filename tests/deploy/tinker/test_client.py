@@ -90,6 +90,11 @@ def test_a_saved_state_has_the_weights_and_its_own_loss_is_the_clients(found: di
     assert found["custom"] == pytest.approx(-sum(map(sum, found["forward"])), abs=1e-3)
 
 
+def test_a_run_and_its_saved_weights_are_described_and_deleted(found: dict[str, Any]) -> None:
+    assert found["described"][:5] == ["tiny", 8, {"of": "script"}, 8, False]
+    assert "has no saved weights here" in found["described"][5]
+
+
 def test_losses_of_samples_are_served_and_the_unpublished_one_is_refused(found: dict[str, Any]) -> None:
     assert set(found["rl_losses"]) == {"importance_sampling", "ppo", "cispo", "dro"}
     assert abs(found["rl_losses"]["ppo"]) < 1e-3  # ratios of 1, and advantages whose sum is 0
