@@ -14,6 +14,7 @@ from typing import Any
 from deploy.tinker.bodies import Sample, SamplingParams
 from deploy.tinker.journal import Journal, Request, Result, SamplerRow
 from deploy.tinker.wire import RequestError, SampledSequence, write_samples
+from protocol.errors import NeighbourError
 from protocol.settings.run_spec import EngineRequest
 from rollout.engine.start import start_vllm
 
@@ -25,8 +26,16 @@ _NAN = float("nan")
 class Sampling:
     """Runs sample requests in the event loop."""
 
-    def __init__(self, journal: Journal, engine: EngineRequest, folder: Path, on_result: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        engine: EngineRequest,
+        folder: Path,
+        on_result: Callable[[str], None],
+        start: Callable[[EngineRequest], Any] = start_vllm,
+    ) -> None:
         """engine: loads the base model's weights. on_result: called with a request's id when its result is written."""
+        self._start = start
         self._journal, self._spec, self._folder, self._on_result = journal, engine, folder, on_result
         self._llm: Any = None
         self._starting = asyncio.Lock()
@@ -75,10 +84,11 @@ class Sampling:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         for attempt in range(_ATTEMPTS):
-            llm = await self._engine()
+            llm = None
             try:
+                llm = await self._engine()
                 return await self._generate(llm, body, tokens, sampler)
-            except EngineDeadError:
+            except (EngineDeadError, NeighbourError):  # it died at work, or as it started
                 if attempt + 1 == _ATTEMPTS:
                     raise
                 await self._drop(llm)
@@ -114,12 +124,12 @@ class Sampling:
         async with self._starting:
             if self._llm is None or self._llm.errored:
                 _log.warning("the engine starts  model=%s", self._spec.model)
-                self._llm = await asyncio.to_thread(start_vllm, self._spec)
+                self._llm = await asyncio.to_thread(self._start, self._spec)
             return self._llm
 
     async def _drop(self, llm: Any) -> None:
         async with self._starting:
-            if self._llm is llm:
+            if llm is not None and self._llm is llm:
                 self._llm = None
                 llm.shutdown(timeout=1.0)
 

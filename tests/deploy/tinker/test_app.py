@@ -1,10 +1,12 @@
 """The HTTP side: names of requests, polls, keys, and refusals. No engine starts."""
 
+import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,9 +14,10 @@ import pytest
 
 from deploy.tinker.adapters import BaseModel
 from deploy.tinker.app import About, Api
-from deploy.tinker.journal import Journal
+from deploy.tinker.journal import Journal, Request, SamplerRow
 from deploy.tinker.learning import Learning, Limits
 from deploy.tinker.sampling import Sampling
+from protocol.errors import NeighbourError
 from tests.deploy.tinker.played_client import MODEL, datum, pass_body, read_logprobs
 from tests.fakes.tiny_models import engine_of
 
@@ -143,6 +146,37 @@ async def test_a_sampling_session_of_the_base_model_names_it_in_each_sample(http
 
     assert made["sampling_session_id"] == shown["sampler_id"] == "session:sample:3"
     assert sent["sample_sequence_ids"] == ["base@0/session:sample:3/1/0", "base@0/session:sample:3/1/1"]
+
+
+class SecondStart:
+    """An engine whose first start fails, as when its process is killed; it samples the token 7."""
+
+    num_starts = 0
+    errored = False
+
+    def __call__(self, spec: object) -> "SecondStart":
+        self.num_starts += 1
+        if self.num_starts == 1:
+            raise NeighbourError("engine", "vLLM did not start")
+        return self
+
+    async def generate(self, *given: object, **more: object) -> AsyncIterator[SimpleNamespace]:
+        output = SimpleNamespace(token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=-1.0)}], finish_reason="length")
+        yield SimpleNamespace(prompt_logprobs=None, outputs=[output])
+
+
+async def test_a_sample_survives_an_engine_that_dies_as_it_starts(tmp_path: Path) -> None:
+    journal, done, engine = Journal(tmp_path / "journal.sqlite"), asyncio.Event(), SecondStart()
+    sampling = Sampling(journal, engine_of("tiny"), tmp_path, lambda name: done.set(), engine)
+    journal.put(SamplerRow("session:sample:3", "", "", 0))
+    made = Request("session:sample:3#1", "session:sample:3", 1, "asample", json.dumps(sample(num_samples=1)).encode())
+    journal.add(made)
+    sampling.add(made)
+    await asyncio.wait_for(done.wait(), 100)
+    result = journal.result(made.id)
+
+    assert result is not None
+    assert (result.kind, engine.num_starts) == ("protobuf", 2), result.content
 
 
 @pytest.mark.parametrize(
