@@ -50,10 +50,17 @@ from protocol.wire.codec import SampleStamp
 
 _log = logging.getLogger(__name__)
 _PING_EVERY_S = 1.0
+_MOST_PINGS = 64  # of one turn of the loop
 
 
 class Coordinator:
-    """One run's accounts. `now` arguments are monotonic seconds."""
+    """One run's accounts. `now` arguments are monotonic seconds.
+
+    `has_more_to_do`: the next turn has work without a message.
+    """
+
+    has_more_to_do = False
+    _to_ping: Sequence[str] = ()  # servers that this second's pings have not reached yet
 
     def __init__(
         self,
@@ -117,6 +124,11 @@ class Coordinator:
         return self._steps.policy_version
 
     @property
+    def is_ending_step(self) -> bool:
+        """Whether the end of a step is recorded in part: `advance` records the rest in the next turns."""
+        return self._steps.is_ending
+
+    @property
     def counts(self) -> Counter[str]:
         """The numbers of events in this start of the run, above zero, by the names of `Accounts.counts`."""
         return +self._counts
@@ -135,10 +147,7 @@ class Coordinator:
             case m.NextBatch():
                 self._on_next(peer, message, now)
             case m.StepEnd():
-                self._steps.finish(message, self._servers)
-                if (reason := self._steps.unhealthy_reason) is not None:
-                    self.give_up(reason)
-                self._mailbox.confirm(peer, message.request)
+                self._steps.finish(peer, message, self._servers)
             case m.SaveLedger():
                 self._on_save_ledger(peer, message)
 
@@ -172,27 +181,39 @@ class Coordinator:
             for peer, request in self._copies.take_finished():
                 self._mailbox.confirm(peer, request)
             self._is_copying = self._copies.has_pending
+        self._steps.go_on()
         self._recall.expire(self._steps.leasable_versions, now)
-        for reason in (self._groups.give_up_reason, self._streaks.give_up_reason):
+        reasons = self._groups.give_up_reason, self._streaks.give_up_reason, self._steps.unhealthy_reason
+        for reason in reasons:
             if reason is not None:
                 self.give_up(reason)
         if not self._steps.is_whole:
             self._groups.drop_stale(self._steps.policy_version)
         self._steps.answer_ranks(self._servers, now)
         self._steps.push_again(self._servers.all_lack_weights(self._steps.leasable_versions), now)
-        is_admitting = not self._steps.stop_reason
+        # A slot that the ending step frees is of the next version: no server has it before the end is recorded.
+        is_admitting, is_leasing = not (self._steps.stop_reason or self._steps.is_ending), False
         if self._rows is not None:
             self._rows.fill(self._steps.policy_version, is_admitting, now)
         else:
-            self._leases.lease_all(self._steps.leasable_versions, is_admitting=is_admitting, now=now)
-        if now - self._pinged_at >= _PING_EVERY_S:
+            is_leasing = self._leases.lease_all(self._steps.leasable_versions, is_admitting=is_admitting, now=now)
+        self.has_more_to_do = is_leasing or self._steps.has_more_to_do
+        self._ping(now)
+        if not self.is_ending_step:
+            self._ledger.commit()
+
+    def _ping(self, now: float) -> None:
+        """Ping each server once in a second, a part of them in each turn."""
+        if not self._to_ping and now - self._pinged_at >= _PING_EVERY_S:
             self._pinged_at = now
-            self._mailbox.ping(self._servers.newest_leases())
-        self._ledger.commit()
+            self._to_ping = list(self._servers.newest_leases())
+        names, self._to_ping = self._to_ping[:_MOST_PINGS], self._to_ping[_MOST_PINGS:]
+        if names:
+            self._mailbox.ping(self._servers.newest_leases(names))
 
     def take_outgoing(self) -> list[tuple[str, m.Message, list[bytes]]]:
-        """Return (peer, message, buffers) to send, and forget them."""
-        return self._mailbox.take()
+        """Return (peer, message, buffers) to send, and forget them. Nothing is sent that is not committed."""
+        return [] if self.is_ending_step else self._mailbox.take()
 
     def stop_after_step(self, reason: str) -> None:
         """Let the running step finish and start no other: ranks get `Ended` instead of their next batch."""
@@ -248,8 +269,8 @@ class Coordinator:
                 self._servers.note_hello(server, message)
                 self._mailbox.confirm(server)
             case m.Demand():
-                self._servers.note_demand(server, message)
-                self._recall.take_back_lost(server, message.heard_of_lease, message.leases)
+                if self._servers.note_demand(server, message):
+                    self._recall.take_back_lost(server, message.heard_of_lease, message.leases)
             case m.Heartbeat():
                 self._servers.note_heartbeat(server, message)
             case m.TrajectoryDone():
@@ -270,6 +291,7 @@ class Coordinator:
 
     def _on_save_ledger(self, peer: str, message: m.SaveLedger) -> None:
         """Copy the ledger to a path inside the run's folder only: any peer can send this message."""
+        self._steps.complete()  # a copy commits
         path = Path(message.path)
         is_new = not self._copies.has_request(path, message.request)
         if is_new and not _is_file_inside(path, self._record.folder):

@@ -20,6 +20,8 @@ from protocol.wire.trajectory import Trajectory, TrajectoryFacts, check_vocabula
 
 # Longest wait of a failed prompt for another server, since its last lease.
 _ELSEWHERE_S = 30.0
+# Largest number of groups that one turn of the loop leases; the next turn leases the others.
+MOST_AT_ONCE = 64
 
 
 class OverdueLimit:
@@ -79,15 +81,17 @@ class Leases:
 
     # -- out ----------------------------------------------------------------------------------------------------------
 
-    def lease_all(self, versions: range, is_admitting: bool, now: float) -> None:
+    def lease_all(self, versions: range, is_admitting: bool, now: float) -> bool:
         """Lease groups to servers that have room and hold weights of one of these versions.
 
-        is_admitting: whether new prompts may be leased.
+        is_admitting: whether new prompts may be leased. Returns True when more may be leased in the next turn.
         """
         waiting: list[Group] = []
-        while (server := self._servers.next_to_lease(versions)) is not None:
-            group = self._groups.next_group(is_admitting)
-            if group is None:
+        until = self._num_leases + MOST_AT_ONCE
+        while self._groups.may_have_next(is_admitting) and self._num_leases < until:
+            server = self._servers.next_to_lease(versions)
+            group = None if server is None else self._groups.next_group(is_admitting)
+            if server is None or group is None:
                 break
             if group.failed_on and (server := self._next_elsewhere(group, versions, now)) is None:
                 waiting.append(group)
@@ -95,6 +99,7 @@ class Leases:
             self.lease(group, server, now)
         if waiting:
             self._groups.put_back(waiting)
+        return self._num_leases == until
 
     def lease(self, group: Group, server: str, now: float) -> None:
         """Send a server with room the missing samples of this group."""
@@ -218,6 +223,8 @@ class LeaseRecall:
         self._counts = accounts.counts
         # Samples of servers without a connection: server -> group -> sample -> attempt.
         self._out_of_reach: dict[str, dict[str, dict[int, int]]] = {}
+        self._late: list[Group] = []  # overdue groups
+        self._oldest_at = float("-inf")  # no other group that a server holds was leased before this time
 
     def take_back_unreachable(self, server: str, reason: str) -> None:
         """Release the samples of a server without a connection.
@@ -265,10 +272,20 @@ class LeaseRecall:
 
     def expire(self, versions: range, now: float) -> None:
         """Lease overdue groups a second time, where another server has room; fail samples that reached the limit."""
-        for group in self._groups.all_open():
+        if now - self._oldest_at > self._overdue.overdue_s:
+            held = [group for group in self._groups.all_open() if group.holders]
+            before = now - self._overdue.overdue_s
+            self._late = [group for group in held if group.leased_at < before]
+            self._oldest_at = min([now, *(group.leased_at for group in held if group.leased_at >= before)])
+        late, self._late = self._late, []
+        for group in late:
             age_s = now - group.leased_at
-            if age_s <= self._overdue.overdue_s or not group.holders:
+            if self._groups.find(group.name) is not group or not group.holders:
                 continue
+            if age_s <= self._overdue.overdue_s:
+                self._oldest_at = min(self._oldest_at, group.leased_at)
+                continue
+            self._late.append(group)
             if age_s > self._overdue.limit_s:
                 self._fail_late(group)
             elif not group.is_leased_twice:

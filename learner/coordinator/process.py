@@ -10,7 +10,7 @@ from learner.coordinator.coordinator import Coordinator
 from learner.coordinator.groups.eval_scores import HeldOutSet
 from learner.coordinator.groups.prompt_source import claim_prompts
 from learner.coordinator.groups.written_answers import WrittenAnswers
-from learner.coordinator.loop import CoordinatorLoop
+from learner.coordinator.loop import CoordinatorLoop, tune_garbage_collector
 from learner.coordinator.steps.record import RunRecord
 from learner.data.prompt_reading import RowName
 from learner.data.prompt_set import load_prompts, open_prompts
@@ -92,6 +92,7 @@ class CoordinatorProcess:
             services=self._services,
         )
         self._loop = CoordinatorLoop(coordinator, channel)
+        tune_garbage_collector()
         self._loop.start()
         return channel.address, coordinator.incarnation
 
@@ -124,7 +125,7 @@ class CoordinatorProcess:
         """Stop the loop, cancel a running copy of the ledger, then close the ledger, with all its changes on disk."""
         self._loop.close()
         self._copies.close()
-        self._ledger.close()
+        self._ledger.close(is_failed=self._loop.failure is not None)
         self._has_ended.set()
 
 

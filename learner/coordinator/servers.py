@@ -1,6 +1,7 @@
 """The rollout servers as their messages describe them, and which one is leased to next."""
 
-from collections.abc import Set
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from learner.live.status import ServerStatus
@@ -20,6 +21,7 @@ class Server:
     policy_version: int | None = None  # version of its weights; None: they are not synced
     num_wanted: int = 0  # groups that it has room for
     heartbeat: m.Heartbeat | None = None
+    demand: m.Demand | None = None  # its last one
 
 
 class Servers:
@@ -28,6 +30,8 @@ class Servers:
     def __init__(self) -> None:
         self._servers: dict[str, Server] = {}
         self._num_running = self._num_outside = 0  # sums over heartbeats: samples in an engine, and outside
+        # (versions, (room, name) of the servers that may be leased to, in order); None: a server has changed
+        self._order: tuple[range, list[tuple[int, str]]] | None = None
 
     def note(self, name: str) -> Server:
         """Record that a server sent a message; returns its state, a new one for a new server."""
@@ -47,20 +51,26 @@ class Servers:
             server.unreachable_since = now
         return now - server.unreachable_since >= _RECONNECT_S
 
-    def newest_leases(self) -> dict[str, int]:
-        """Return the number of the newest lease of each present server."""
-        return {name: server.newest_lease for name, server in self._servers.items() if server.is_here}
+    def newest_leases(self, names: Iterable[str] | None = None) -> dict[str, int]:
+        """Return the number of the newest lease of each present server, or of those among `names`."""
+        servers = [(name, self._servers[name]) for name in (self._servers if names is None else names)]
+        return {name: server.newest_lease for name, server in servers if server.is_here}
 
     def note_hello(self, name: str, message: m.Hello) -> None:
-        self.note(name).policy_version = message.policy_version
-
-    def note_demand(self, name: str, message: m.Demand) -> None:
         server = self.note(name)
-        server.num_wanted, server.policy_version = message.num_groups, message.policy_version
+        self._update(server, server.num_wanted, message.policy_version)
+
+    def note_demand(self, name: str, message: m.Demand) -> bool:
+        """Record a server's room; False when the message repeats its last one."""
+        server = self.note(name)
+        self._update(server, message.num_groups, message.policy_version)
+        is_new, server.demand = message != server.demand, message
+        return is_new
 
     def note_heartbeat(self, name: str, message: m.Heartbeat) -> None:
         server = self.note(name)
-        server.heartbeat, server.policy_version = message, message.policy_version
+        server.heartbeat = message
+        self._update(server, server.num_wanted, message.policy_version)
         self._num_running += message.num_running
         self._num_outside += message.num_waiting
 
@@ -74,15 +84,15 @@ class Servers:
     def forget_state(self, name: str) -> None:
         """Record that a server was lost or restarted: its weights are unknown and it has room for nothing."""
         server = self._servers.setdefault(name, Server())
-        server.is_here, server.num_wanted, server.policy_version = False, 0, None
+        server.is_here, server.demand = False, None
+        self._update(server, 0, None)
 
     def next_to_lease(self, versions: range, other_than: Set[str] = frozenset()) -> str | None:
         """Return the server with the most room among those with weights of one of these versions."""
-        best: tuple[int, str] | None = None
-        for name, server in self._servers.items():
-            if server.num_wanted > 0 and server.policy_version in versions and name not in other_than:
-                best = max(best or (0, ""), (server.num_wanted, name))
-        return None if best is None else best[1]
+        if self._order is None or self._order[0] != versions:
+            room = [(server.num_wanted, name) for name, server in self._servers.items() if server.num_wanted > 0]
+            self._order = versions, sorted(pair for pair in room if self._servers[pair[1]].policy_version in versions)
+        return next((name for _, name in reversed(self._order[1]) if name not in other_than), None)
 
     def able(self, versions: range) -> set[str]:
         """Return the servers with weights of one of these versions, busy ones too."""
@@ -92,6 +102,12 @@ class Servers:
         """Use a server's room for the lease of this number; returns the version of its weights."""
         server = self._servers[name]
         assert server.policy_version is not None
+        if self._order is not None:
+            order, before = self._order[1], (server.num_wanted, name)
+            if (place := bisect_left(order, before)) < len(order) and order[place] == before:
+                del order[place]
+                if server.num_wanted > 1:
+                    insort(order, (server.num_wanted - 1, name))
         server.num_wanted -= 1
         server.newest_lease = number
         return server.policy_version
@@ -108,6 +124,11 @@ class Servers:
                 return False
             is_any_here = is_any_here or server.is_here
         return is_any_here
+
+    def _update(self, server: Server, num_wanted: int, policy_version: int | None) -> None:
+        if (server.num_wanted, server.policy_version) != (num_wanted, policy_version):
+            server.num_wanted, server.policy_version = num_wanted, policy_version
+            self._order = None
 
     def status(self) -> dict[str, ServerStatus | None]:
         """Return each server's state for a live view; None before its first heartbeat."""

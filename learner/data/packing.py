@@ -34,9 +34,10 @@ def plan_groups(
         whole = [_unit(group, lengths, prompt) for group, prompt in zip(groups, prompts, strict=True)]
         # By their lengths alone: sums round in the order of the micro-batches.
         return _plan_units([unit._replace(cost=cost(unit.length)) for unit in whole], *size)[0]
-    alone = [_unit([index], lengths, 0) for group in groups for index in group]
     if not any(prompts):
-        return _plan_units(alone, *size)[0]
+        order = [index for group in groups for index in group]
+        plan = plan_step([lengths[index] for index in order], *size)
+        return [[[order[place] for place in part] for part in rank] for rank in plan]
     # Whole groups, or two parts of them for each rank, so that they can be balanced, or each trajectory by itself.
     candidates = [
         [
@@ -51,7 +52,8 @@ def plan_groups(
         for num_parts in sorted({1, -(-2 * num_ranks // len(groups))} if num_ranks > 1 else {1})
     ]
     plans = [_plan_units(units, *size) for units in candidates]
-    if min(busiest for _, busiest in plans) * num_ranks > sum(unit.cost for unit in alone):
+    if min(busiest for _, busiest in plans) * num_ranks > sum(cost(lengths[i]) for group in groups for i in group):
+        alone = [_unit([index], lengths, 0) for group in groups for index in group]
         plans.append(_plan_units(alone, *size))
     return min(plans, key=lambda each: each[1])[0]
 
@@ -117,8 +119,10 @@ def _plan_units(units: Sequence[_Unit], num_ranks: int, micro_batch_tokens: int)
 
 
 def _first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    bins: list[list[int]] = [[] for _ in lengths]
-    num_leaves = 1 << max(0, len(lengths) - 1).bit_length()
+    # At most one bin stays half empty or emptier: two such would be one.
+    num_bins = min(len(lengths), 2 * sum(min(length, capacity) for length in lengths) // capacity + 1)
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
+    num_leaves = 1 << max(0, num_bins - 1).bit_length()
     # A binary tree: room[1] is the root, the last half has the bins in order, and a node has the larger of its two.
     room = [capacity] * (2 * num_leaves)
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -130,7 +134,11 @@ def _first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[in
         room[node] -= length
         while node > 1:
             node //= 2
-            room[node] = max(room[2 * node], room[2 * node + 1])
+            left, right = room[2 * node], room[2 * node + 1]
+            largest = left if left > right else right
+            if room[node] == largest:
+                break  # the nodes above have not changed either
+            room[node] = largest
     return [indices for indices in bins if indices]
 
 

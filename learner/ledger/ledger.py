@@ -259,11 +259,10 @@ class Ledger:
 
     def set_state(self, groups: Sequence[str], state: str, step: int | None = None, reason: str | None = None) -> None:
         now = time.time()
-        for group in groups:
-            self._change(
-                'UPDATE prompts SET state = ?, step = ?, reason = ?, changed_at = ? WHERE "group" = ?',
-                (state, step, reason, now, group),
-            )
+        self._change_many(
+            'UPDATE prompts SET state = ?, step = ?, reason = ?, changed_at = ? WHERE "group" = ?',
+            [(state, step, reason, now, group) for group in groups],
+        )
 
     def add_trajectory(self, facts: TrajectoryFacts) -> None:
         self._change(
@@ -286,11 +285,10 @@ class Ledger:
     def mark_trained(self, groups: Sequence[str], step: int, policy_version: int) -> None:
         """Record that this step, on weights of `policy_version`, trained the groups."""
         self.set_state(groups, "trained", step)
-        for group in groups:
-            self._change(
-                'UPDATE trajectories SET step = ?, staleness = ? - oldest_version WHERE "group" = ?',
-                (step, policy_version, group),
-            )
+        self._change_many(
+            'UPDATE trajectories SET step = ?, staleness = ? - oldest_version WHERE "group" = ?',
+            [(step, policy_version, group) for group in groups],
+        )
 
     def num_trained_tokens(self) -> int:
         """Return the number of model tokens that all steps have trained."""
@@ -336,7 +334,10 @@ class Ledger:
         """Write a copy of the ledger, as one file. Raises: OperatorError."""
         self.begin_copy(path).make()
 
-    def close(self) -> None:
+    def close(self, *, is_failed: bool = False) -> None:
+        """Close the ledger. is_failed: changes since the last commit are dropped: they may be a part of a step."""
+        if is_failed:
+            self._db.rollback()
         self.commit()
         self._db.close()
 
@@ -352,6 +353,14 @@ class Ledger:
         """Make a change in the open transaction; the first one begins it."""
         try:
             self._db.execute(statement, values)
+        except sqlite3.OperationalError as error:
+            raise self._problem(error) from None
+
+    def _change_many(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+        """Make a change for each row of values."""
+        try:
+            if rows:
+                self._db.executemany(statement, rows)
         except sqlite3.OperationalError as error:
             raise self._problem(error) from None
 

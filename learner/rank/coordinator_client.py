@@ -14,6 +14,7 @@ from protocol.errors import FrameError, NeighbourError
 from protocol.waits import until
 from protocol.wire.channel import DealerChannel
 from protocol.wire.codec import Decoder, Limits, encode
+from protocol.wire.conversation import split_buffers
 from protocol.wire.messages import (
     Batch,
     Done,
@@ -27,7 +28,7 @@ from protocol.wire.messages import (
     ToRank,
     Wait,
 )
-from protocol.wire.trajectory import Trajectory
+from protocol.wire.trajectory import Trajectory, decode_facts
 
 _POLL_S = 0.2
 # Batches are large: one rank's share of a step, with facts of all its trajectories. Every list of ToRank has a type, so
@@ -83,7 +84,7 @@ class CoordinatorClient:
             answer, buffers = self._call(NextBatch(**self._stamp, step=step, rank=rank, part=part))
             match answer:
                 case Batch():
-                    return answer, trajectories_of(answer, buffers)
+                    return open_batch(answer, buffers)
                 case RunEnd():
                     return answer.detail
                 case PushAgain():
@@ -192,10 +193,17 @@ def _unexpected(request: str, answer: Message) -> NeighbourError:
     return NeighbourError("coordinator", f"answered {request} with {type(answer).__name__}")
 
 
-def trajectories_of(batch: Batch, buffers: list[bytes]) -> dict[int, Trajectory]:
-    """Return a rank's trajectories by index into batch.facts. buffers: of the batch's message."""
-    order = [index for part in batch.micro_batches for index in part]
-    return {
-        index: Trajectory.from_buffers(batch.facts[index], buffers[3 * place : 3 * place + 3])
-        for place, index in enumerate(order)
-    }
+def open_batch(batch: Batch, buffers: list[bytes]) -> tuple[Batch, dict[int, Trajectory]]:
+    """Return a batch with its facts, and a rank's trajectories by index into them. buffers: of the batch's message.
+
+    Raises: FrameError for facts or arrays that are not those of the batch.
+    """
+    if batch.is_joined is True:
+        facts, *buffers = buffers
+        batch = msgspec.structs.replace(batch, facts=decode_facts(facts))
+    trajectories = {}
+    for place, piece in enumerate(batch.pieces):
+        arrays = split_buffers([batch.facts[index] for index in piece], buffers[3 * place : 3 * place + 3], "$.facts")
+        for index, of_one in zip(piece, arrays, strict=True):
+            trajectories[index] = Trajectory.from_buffers(batch.facts[index], of_one)
+    return batch, trajectories

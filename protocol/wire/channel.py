@@ -21,6 +21,8 @@ from protocol.waits import until
 _AnySocket = zmq.Socket[Any]
 _DOMAIN = "sluice"
 _MAX_FRAME_BYTES = 1 << 28
+_NOT_BLOCKING, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+_COPIED_BYTES = 1 << 16  # larger frames are sent without a copy
 # Further frames are dropped: no message to a coordinator has so many.
 _MAX_FRAMES_KEPT = 16
 # Longest time that a silent connection holds a descriptor.
@@ -120,8 +122,13 @@ class RouterChannel:
 
     def send(self, peer: bytes, frames: list[bytes]) -> bool:
         """Queue frames for a peer; False when it is not connected or its queue is full. Never blocks."""
+        send = self._socket.send
         try:
-            self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=len(frames) <= 2)
+            # send_multipart combines flags for each frame, which doubles the time.
+            send(peer, _MORE)
+            for frame in frames[:-1]:
+                send(frame, _MORE, len(frame) < _COPIED_BYTES)
+            send(frames[-1], _NOT_BLOCKING)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:

@@ -20,6 +20,7 @@ from protocol.wire.trajectory import (
     Name,
     Seconds,
     TimedCall,
+    TrajectoryFacts,
     TurnReward,
     VersionSpan,
     check_arrays,
@@ -83,7 +84,9 @@ class ConversationPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         return len(self.version_spans) + sum(1 + 2 * len(turn.calls) for turn in self.turns)
 
 
-def split_buffers(parts: Sequence[ConversationPart], buffers: Sequence[bytes], path: str) -> list[list[bytes]]:
+def split_buffers(
+    parts: Sequence[ConversationPart | TrajectoryFacts], buffers: Sequence[bytes], path: str
+) -> list[list[bytes]]:
     """Return the tokens, logprobs and mask of each part from three concatenated frames.
 
     Raises: FrameError "length" when a frame's length is not that of the parts.

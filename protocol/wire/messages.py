@@ -252,7 +252,11 @@ class MiniBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Batch(Message, frozen=True, kw_only=True, tag="batch"):
-    """One rank's share of a step. After the header: three frames for each index of micro_batches, in order."""
+    """One rank's share of a step. After the header: three frames for each index of micro_batches, in order.
+
+    With is_joined: one frame with the facts, then three frames for each micro-batch that is not empty, the
+    concatenated arrays of its trajectories.
+    """
 
     step: Count
     # facts of all trajectories of the step; indices count in this order
@@ -268,10 +272,18 @@ class Batch(Message, frozen=True, kw_only=True, tag="batch"):
     # number of this part of the step, from 0; its facts and groups are the part's. Unset: the step is whole
     part: Count | msgspec.UnsetType = msgspec.UNSET
     is_last: bool | msgspec.UnsetType = msgspec.UNSET  # False: another part follows
+    is_joined: bool | msgspec.UnsetType = msgspec.UNSET  # True: `facts` is empty on the way, the first frame has them
+
+    @property
+    def pieces(self) -> list[list[int]]:
+        """The indices whose arrays share three frames, in the order of the frames."""
+        if self.is_joined is True:
+            return [part for part in self.micro_batches if part]
+        return [[index] for part in self.micro_batches for index in part]
 
     @property
     def num_buffers(self) -> int:
-        return 3 * sum(len(part) for part in self.micro_batches)
+        return 3 * len(self.pieces) + (self.is_joined is True)
 
 
 class Wait(Message, frozen=True, kw_only=True, tag="wait"):

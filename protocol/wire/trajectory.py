@@ -27,13 +27,15 @@ MAX_CALLS = 1024
 TOKENS = np.dtype("<i4")
 LOGPROBS = np.dtype("<f4")
 MASK = np.dtype("u1")
+# gc=False: a structure that cannot be in a cycle. A collection of the coordinator's garbage would walk every trajectory
+# that is out, for 0.1 s at 40,000.
 _ARRAYS = ("tokens", "behaviour_logprobs", "loss_mask")
 _ITEM_BYTES = (TOKENS.itemsize, LOGPROBS.itemsize, MASK.itemsize)
 # Squares of larger rewards are infinite in float32.
 _LARGEST_REWARD = 1e18
 
 
-class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Tokens [start, end) of the trajectory were written by this policy version."""
 
     start: Count  # place of its first token, prompt included
@@ -44,14 +46,14 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 _START, _END, _VERSION = attrgetter("start"), attrgetter("end"), attrgetter("version")
 
 
-class TurnReward(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class TurnReward(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """A part of the reward that the environment gave for one turn."""
 
     end: Count  # place after the turn's last token
     reward: float  # part of the trajectory's reward
 
 
-class TimedCall(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class TimedCall(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """A part of the time that a sample took, in Unix seconds by the clock of the server that spent it."""
 
     kind: CallKind  # environment: its answer to a turn, with the tools that it called
@@ -63,7 +65,9 @@ class TimedCall(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     num_output: Count = 0  # tokens of a turn
 
 
-class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class TrajectoryFacts(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, gc=False
+):
     """Everything about a trajectory but its tokens."""
 
     group: Name  # e{epoch}-{prompt uid}, or eval-{step}-{prompt uid}
@@ -105,17 +109,25 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     @property
     def oldest_version(self) -> int:
         """Oldest version of the policy's tokens: staleness counts from it."""
-        return int(min(map(_VERSION, self.version_spans)))
+        spans = self.version_spans
+        return spans[0].version if len(spans) == 1 else int(min(map(_VERSION, spans)))
 
     @property
     def newest_version(self) -> int:
         """Newest version of the policy's tokens."""
-        return int(max(map(_VERSION, self.version_spans)))
+        spans = self.version_spans
+        return spans[0].version if len(spans) == 1 else int(max(map(_VERSION, spans)))
 
     @property
     def num_model_tokens(self) -> int:
         """Number of the policy's tokens."""
-        return int(sum(map(_END, self.version_spans)) - sum(map(_START, self.version_spans)))
+        spans = self.version_spans
+        return (
+            spans[0].end - spans[0].start if len(spans) == 1 else int(sum(map(_END, spans)) - sum(map(_START, spans)))
+        )
+
+
+_facts_decoder = msgspec.msgpack.Decoder(list[TrajectoryFacts])
 
 
 @dataclass(frozen=True)
@@ -188,6 +200,30 @@ class Trajectory:
             if not abs(turn.reward) <= _LARGEST_REWARD:  # NaN neither
                 raise FrameError(f"{path}.turn_rewards[{i}]", f"is {turn.reward}", "nonfinite")
             before = turn.end
+
+
+def encode_facts(facts: Sequence[TrajectoryFacts]) -> bytes:
+    """Return one frame with the facts of many trajectories."""
+    return msgspec.msgpack.encode(facts)
+
+
+def decode_facts(frame: bytes) -> list[TrajectoryFacts]:
+    """Return the facts of `encode_facts`. Raises: FrameError."""
+    try:
+        return _facts_decoder.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError("$.facts", f"cannot be read: {error}") from None
+
+
+def join_arrays(trajectories: Sequence[Trajectory]) -> list[bytes]:
+    """Return three frames, the arrays of the trajectories one after the other; none without trajectories."""
+    if not trajectories:
+        return []
+    return [
+        np.concatenate([trajectory.tokens for trajectory in trajectories], dtype=TOKENS).tobytes(),
+        np.concatenate([trajectory.behaviour_logprobs for trajectory in trajectories], dtype=LOGPROBS).tobytes(),
+        np.concatenate([trajectory.loss_mask for trajectory in trajectories], dtype=MASK).tobytes(),
+    ]
 
 
 def check_spans(spans: Sequence[VersionSpan], mask: NDArray[np.uint8], path: str, first: int = 0) -> None:

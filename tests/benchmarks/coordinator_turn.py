@@ -99,6 +99,8 @@ class Peers:
         for server in self._here:
             self._coordinator.receive(server, self._demand(server, each), [], 0.0)
         self._coordinator.advance(0.0)
+        while self._coordinator.has_more_to_do:
+            self._coordinator.advance(0.0)
         for server, message, _ in self._coordinator.take_outgoing():
             if isinstance(message, m.Lease):
                 self._here[server][message.group] = message.attempt

@@ -200,7 +200,7 @@ class _Run:
                     self._demand(server, *demand)
             self._coordinator.advance(self._now)
             mail = self._coordinator.take_outgoing()
-            is_new = any(isinstance(message, m.Lease) for _, message, _ in mail)
+            is_new = self._coordinator.has_more_to_do or any(isinstance(message, m.Lease) for _, message, _ in mail)
             for peer, message, _ in mail:
                 self._take(peer, message)
 

@@ -48,7 +48,11 @@ class OpenGroups:
         self.on_unused: list[Callable[[TrajectoryFacts, str], None]] = []
         self.step_counts: dict[str, float] = {}
         self.give_up_reason: str | None = None
+        self.num_ready = 0  # training groups that wait for a step
+        self.changed: list[str] = []  # groups whose state changed since the last choice of a step's groups
         self._num_skipped_in_a_row = 0
+        # The oldest version that may be trained, when all groups were last found to have it; no group is older since.
+        self._checked_limit: int | None = None
         self._source = source
         self._window = window
         self._ledger = accounts.ledger
@@ -75,15 +79,14 @@ class OpenGroups:
         self._by_server[server] = held
         return list(held.values())
 
-    @property
-    def num_ready(self) -> int:
-        """Number of training groups that wait for a step."""
-        return sum([group.state is GroupState.READY for group in self.training.values()])
-
     def outstanding(self, policy_version: int) -> list[Outstanding]:
         """Return the training groups without a step. One that waits for its first lease counts as this version."""
         return [
-            Outstanding(g.name, g.oldest_version if g.is_begun else policy_version, g.is_ready)
+            Outstanding(
+                g.name,
+                g.oldest_version if g.holders or g.trajectories else policy_version,
+                g.state is GroupState.READY,
+            )
             for g in self.training.values()
             if g.state is not GroupState.ASSIGNED
         ]
@@ -117,6 +120,10 @@ class OpenGroups:
             self.training[new.name] = new
         return new
 
+    def may_have_next(self, is_admitting: bool) -> bool:
+        """Return whether `next_group` may return a group."""
+        return any(self._to_lease.values()) or (is_admitting and len(self.training) < self._window.size)
+
     def put_back(self, groups: Sequence[Group]) -> None:
         """Queue groups that could not be leased now before all others of their kind."""
         for group in reversed(groups):
@@ -133,6 +140,7 @@ class OpenGroups:
     ) -> Lease:
         """Return the lease of a group's missing samples to a server that holds weights of this version."""
         lease = group.lease_to(server, version, now, stamp, resumed)
+        self._note_age(group)
         self._by_server.setdefault(server, {})[group.name] = group
         if group.kind == "train":
             self._ledger.lease(group.name, group.epoch, group.prompt.uid, group.position, server, group.attempt)
@@ -144,6 +152,7 @@ class OpenGroups:
         """Keep a trajectory; False when its sample is back already or was restarted."""
         if not group.receive(trajectory):
             return False
+        self._note_age(group)
         self._ledger.add_trajectory(trajectory.facts)
         if group.is_ready:
             self._on_whole(group)
@@ -202,6 +211,9 @@ class OpenGroups:
     def drop_stale(self, policy_version: int) -> None:
         """Restart the groups that no step on weights of this version, or a later one, may use."""
         limit = policy_version - self._window.max_staleness
+        if limit == self._checked_limit:
+            return
+        self._checked_limit = limit
         for group in list(self.training.values()):
             if group.oldest_version >= limit or not group.is_begun:
                 continue
@@ -271,9 +283,17 @@ class OpenGroups:
         self, groups: Sequence[Group], state: GroupState, step: int | None = None, reason: str | None = None
     ) -> None:
         for group in groups:
+            was_ready = group.state is GroupState.READY
             group.move_to(state)
             if group.kind == "train":
-                self._ledger.set_state([group.name], state.value, step, reason)
+                self.num_ready += (state is GroupState.READY) - was_ready
+        names = [group.name for group in groups if group.kind == "train"]
+        self.changed += names
+        self._ledger.set_state(names, state.value, step, reason)
+
+    def _note_age(self, group: Group) -> None:
+        if self._checked_limit is not None and group.oldest_version < self._checked_limit:
+            self._checked_limit = None
 
     def _close(self, groups: Sequence[Group], waste: str | None) -> None:
         """Free the groups' slots; their servers need not keep the trajectories any longer."""

@@ -3,10 +3,10 @@
 Its groups stay open until the step has ended. If the ranks take parts, it begins with the groups that are ready.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from learner.coordinator.accounts import Accounts
 from learner.coordinator.groups.open_groups import OpenGroups
@@ -21,6 +21,11 @@ from protocol.settings.settings import Settings
 from protocol.wire import messages as m
 
 _ANSWER_WITHIN_S = 1.0
+# Samples of a step that one turn of the loop assigns, plans, sends to ranks or records; the next turn goes on.
+_MOST_AT_ONCE = 1024
+_FACTS_PER_SAMPLE = 16  # facts of other ranks' samples that take as long to send as a sample
+# Time between two choices of a step's groups while the groups that the first one awaits are not back.
+_CHOOSE_EVERY_S = 1.0
 # Largest number of parts of a step, unless its last groups come one by one: each has a micro-batch on every rank.
 _MAX_PARTS = 8
 # Servers report the version of their weights each second; the report after a push may still be on its way.
@@ -48,8 +53,14 @@ class CurrentStep:
         # before it reports the step. With older weights a sample would start stale. Newer ones are of a lost start, on
         # a server that this start has not synced yet.
         self.leasable_versions = range(policy_version, policy_version + 1)
-        self.detail = "starting"  # what the run does or waits for, shown to users
+        self._detail = "starting"
+        # Groups that the next step waits for; empty: any; None: it does not wait for groups, and `_detail` says why.
+        self._awaited: frozenset[str] | None = None
+        self._choose_at = 0.0  # time of the next choice, unless an awaited group is ready before it
         self.stop_reason: str | None = None  # reason to end the run before its last step
+        self.has_more_to_do = False  # True: the next turn goes on with a step's work, or answers more ranks
+        self.is_ending = False  # True: the end of a step is recorded in part, which must not be committed
+        self._work: Iterator[int] | None = None  # pieces of work under way, with the number of samples of each
         self._settings = settings
         self._groups = groups
         self._window = window
@@ -66,6 +77,13 @@ class CurrentStep:
     def unhealthy_reason(self) -> str | None:
         """Why the run has to end by health.stop_after, or None."""
         return self._health.stop_reason
+
+    @property
+    def detail(self) -> str:
+        """What the run does or waits for, for users. Takes milliseconds with thousands of groups."""
+        if self._awaited is None:
+            return self._detail
+        return f"step {self.step + 1} waits for {self._missing(self._awaited or self._groups.training)}"
 
     @property
     def is_whole(self) -> bool:
@@ -87,24 +105,36 @@ class CurrentStep:
         No step begins while a step's line is held back, and a run that is not stopped does not end. The step's push
         leaves out the servers without a connection.
         """
+        self.has_more_to_do = self._work is not None
+        if self._work is not None:
+            return
         waits_for = None if self._lines.held is None else self._lines.settle()
         if waits_for is not None:
-            self.detail = f"waits for {waits_for}"
+            self._detail, self._awaited = f"waits for {waits_for}", None
         if not self._waiting:
             return
         asked = [message for _, message, _ in self._waiting.values() if self._is_next(message)]
         if asked and not self.is_whole and not self.stop_reason and waits_for is None:
-            self._assign(in_parts=asked[0].part is not UNSET)
+            self._assign(now, in_parts=asked[0].part is not UNSET)
+            self.go_on()
+            if self._work is not None:
+                return
+        detail, num_sent = "", 0
         for rank, (peer, message, since) in list(self._waiting.items()):
             part = message.part or 0
             if self.parts and self.parts[0].step == message.step and part < len(self.parts):
+                if num_sent >= _MOST_AT_ONCE:
+                    self.has_more_to_do = True
+                    continue
                 of_run = self._mailbox.run_id, self._mailbox.incarnation
                 share, buffers = self.parts[part].share_of(rank, *of_run, message.request, servers.absent())
-                self._mailbox.send(peer, share, buffers)
+                self._mailbox.send(peer, structs.replace(share, facts=[]), buffers)
+                num_sent += sum(map(len, share.micro_batches)) + len(share.planned) // _FACTS_PER_SAMPLE
             elif self._has_ended(message.step):
                 self._mailbox.end(peer, message.request, message.step, self.stop_reason or "all steps are done")
             elif now - since > _ANSWER_WITHIN_S:
-                self._mailbox.put_off(peer, message.request, self.detail, is_for_evaluation=waits_for is not None)
+                detail = detail or self.detail
+                self._mailbox.put_off(peer, message.request, detail, is_for_evaluation=waits_for is not None)
             else:
                 continue
             del self._waiting[rank]
@@ -131,7 +161,22 @@ class CurrentStep:
         """Return whether a rank asks for what comes after the last share of any rank."""
         return message.step == self.step + 1 and (message.part or 0) == len(self.parts)
 
-    def _assign(self, *, in_parts: bool) -> None:
+    def go_on(self) -> None:
+        """Do pieces of the work under way, until it ends or a turn's samples have had theirs."""
+        num_done = 0
+        for num_samples in self._work or ():
+            num_done += num_samples
+            if num_done >= _MOST_AT_ONCE:
+                self.has_more_to_do = True
+                return
+        self._work = None
+
+    def complete(self) -> None:
+        """Do the rest of the work under way."""
+        while self._work is not None:
+            self.go_on()
+
+    def _assign(self, now: float, *, in_parts: bool) -> None:
         """Choose the groups of the next step, or of its next part, if the window allows it."""
         if self.step >= self._settings.run.max_steps:
             return
@@ -139,15 +184,24 @@ class CurrentStep:
         num_taken = sum(len(part.groups) for part in self.parts)
         fewest = min(per_step - num_taken, -(-per_step // _MAX_PARTS)) if in_parts else per_step
         if self._groups.num_ready < fewest:
-            self.detail = f"step {self.step + 1} waits for {self._missing(self._groups.training)}"
+            self._awaited = frozenset()
+            self._groups.changed.clear()
             return
+        if self._awaited and now < self._choose_at and self._awaited.isdisjoint(self._groups.changed):
+            return
+        self._groups.changed.clear()
         outstanding = self._groups.outstanding(self.policy_version)
         stale_policy = self._settings.learner.stale_policy
         choice = self._window.choose(outstanding, self.policy_version, stale_policy, num_taken, fewest)
         if not choice.groups:
-            self.detail = f"step {self.step + 1} waits for {self._missing(choice.awaited)}"
+            self._awaited, self._choose_at = frozenset(choice.awaited), now + _CHOOSE_EVERY_S
             return
-        groups = self._groups.assign(choice.groups, self.step + 1)
+        self._work = self._begin(choice.groups, num_taken, in_parts=in_parts)
+
+    def _begin(self, names: Sequence[str], num_taken: int, *, in_parts: bool) -> Iterator[int]:
+        """Assign groups to the next step, plan their part of it, and encode their facts."""
+        groups, per_step = self._groups.assign(names, self.step + 1), self._window.groups_per_step
+        yield sum(group.num_samples for group in groups)
         learner, are_whole = self._settings.learner, self._settings.is_of_rows
         is_last = num_taken + len(groups) == per_step
         may_be_empty = in_parts and not (is_last and all(part.is_empty for part in self.parts))
@@ -155,17 +209,18 @@ class CurrentStep:
         batch = build_step(*of_step, are_whole=are_whole, may_be_empty=may_be_empty)
         if in_parts:
             batch = replace(batch, part=len(self.parts), is_last=is_last)
+        yield len(batch.trajectories)
+        yield min(len(batch.trajectories), len(batch.encoded_facts))
         self.parts.append(batch)
         if self.is_whole:
             self._groups.count_step(join(self.parts).groups)
             self.leasable_versions = range(self.policy_version, self.policy_version + 2)
-        self.detail = f"step {batch.step} is training"
+        self._detail, self._awaited = f"step {batch.step} is training", None
 
     def _missing(self, names: Iterable[str]) -> str:
-        awaited = [group for group in map(self._groups.training.__getitem__, names) if not group.is_ready]
-        servers: set[str] = set()
-        for group in awaited:
-            servers.update(group.holders.values())
+        training = self._groups.training
+        awaited = [training[name] for name in names if name in training and not training[name].is_ready]
+        servers = {server for group in awaited for server in group.holders.values()}
         if not servers:
             return "a server with the current weights"
         return f"{len(awaited)} groups on {', '.join(sorted(servers))}"
@@ -182,29 +237,45 @@ class CurrentStep:
             return False
         return self.stop_reason is not None or step > last
 
-    def finish(self, message: m.StepEnd, servers: Servers) -> None:
-        """Record the end of the running step; a repeated message changes nothing."""
-        if not self.is_whole or self.parts[0].step != message.step:
+    def finish(self, peer: str, message: m.StepEnd, servers: Servers) -> None:
+        """Record the end of the running step, then confirm it; a repeated message changes nothing.
+
+        A large step takes several turns of the loop. Its records are committed together, with its last piece.
+        """
+        if self.is_ending:
             return
-        batch, num_parts, self.parts = join(self.parts), len(self.parts), []
-        self.step = message.step
+        if not self.is_whole or self.parts[0].step != message.step:
+            self._mailbox.confirm(peer, message.request)
+            return
+        self._work, self.is_ending = self._end(peer, message, servers), True
+        self.go_on()
+
+    def _end(self, peer: str, message: m.StepEnd, servers: Servers) -> Iterator[int]:
+        batch, num_parts = join(self.parts), len(self.parts)
         failpoint("step_book.before_account")
-        self._account(batch, message)
+        yield from self._account(batch, message)
         failpoint("step_book.after_account")
         metrics = {"data/num_parts": num_parts} | self._metrics(batch, message) | servers.take_outside_share()
         self._health.take({"step": message.step, **metrics})
         metrics["health/alarms"] = len(self._health.active)
+        yield len(batch.trajectories)
+        self.parts, self.step, self.policy_version = [], message.step, message.policy_version
+        self.leasable_versions = range(self.policy_version, self.policy_version + 1)
         self._lines.add(self.step, self.policy_version, metrics, batch)
         failpoint("step_book.after_record")
+        self._mailbox.confirm(peer, message.request)
+        self.is_ending = False
 
-    def _account(self, batch: StepBatch, message: m.StepEnd) -> None:
+    def _account(self, batch: StepBatch, message: m.StepEnd) -> Iterator[int]:
         """Record a step's groups as trained, or as skipped when the step was not applied; free their slots."""
         if message.is_applied:
-            self._groups.train(batch.groups, batch.step, batch.policy_version)
+            num_at_once = max(1, _MOST_AT_ONCE // batch.groups[0].num_samples)
+            for first in range(0, len(batch.groups), num_at_once):
+                some = batch.groups[first : first + num_at_once]
+                self._groups.train(some, batch.step, batch.policy_version)
+                yield sum(group.num_samples for group in some)
         else:
             self._groups.skip_step(batch.groups, batch.step, message.detail)
-        self.policy_version = message.policy_version
-        self.leasable_versions = range(self.policy_version, self.policy_version + 1)
         self._ledger.set_meta("policy_version", str(message.policy_version))
 
     def _metrics(self, batch: StepBatch, message: m.StepEnd) -> dict[str, float]:

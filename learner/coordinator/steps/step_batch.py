@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +13,7 @@ from learner.coordinator.groups.group import Group
 from learner.data.packing import plan_groups
 from protocol.settings.learner import MIN_SHARED_TOKENS, LearnerSettings
 from protocol.wire.messages import MAX_GROUPS, Batch, MiniBatch
-from protocol.wire.trajectory import Trajectory
+from protocol.wire.trajectory import Trajectory, TrajectoryFacts, encode_facts, join_arrays
 
 # The environment's part of a reward.
 _ENVIRONMENT = "environment"
@@ -37,7 +38,7 @@ class StepBatch:
     def share_of(
         self, rank: int, run_id: str, incarnation: int, request: int, absent: Sequence[str] = ()
     ) -> tuple[Batch, list[bytes]]:
-        """Return a rank's message and its trajectories' raw arrays, three frames each.
+        """Return a rank's message and its frames: all facts, and the arrays of each micro-batch, as `Batch` says.
 
         request: number of the rank's question. absent: servers that the step's push leaves out.
         """
@@ -47,9 +48,9 @@ class StepBatch:
             incarnation=incarnation,
             request=request,
             step=self.step,
-            facts=[t.facts for t in self.trajectories],
+            facts=self._facts,
             groups=self.group_indices,
-            planned=[index for plan in self.plans for index in _indices(plan)],
+            planned=self._loss_indices,
             micro_batches=micro_batches,
             absent=list(absent)[:MAX_GROUPS],
             mini_batches=[
@@ -57,8 +58,23 @@ class StepBatch:
             ],
             part=UNSET if self.part is None else self.part,
             is_last=UNSET if self.part is None else self.is_last,
+            is_joined=True,
         )
-        return message, [frame for part in micro_batches for i in part for frame in self.trajectories[i].to_buffers()]
+        arrays = [frame for part in micro_batches for frame in join_arrays([self.trajectories[i] for i in part])]
+        return message, [self.encoded_facts, *arrays]
+
+    @cached_property
+    def encoded_facts(self) -> bytes:
+        """The facts of all trajectories, encoded once for all ranks."""
+        return encode_facts(self._facts)
+
+    @cached_property
+    def _facts(self) -> list[TrajectoryFacts]:
+        return [trajectory.facts for trajectory in self.trajectories]
+
+    @cached_property
+    def _loss_indices(self) -> list[int]:
+        return [index for plan in self.plans for index in _indices(plan)]
 
     @property
     def is_empty(self) -> bool:
@@ -67,10 +83,10 @@ class StepBatch:
 
     def metrics(self, combine: str = "sum") -> dict[str, float]:
         """Return the metrics of the data: rewards, staleness, lengths. combine: rewards.combine."""
-        facts = [t.facts for t in self.trajectories]
+        facts = self._facts
         rewards = np.array([f.reward for f in facts])
         staleness = self.policy_version - np.array([f.oldest_version for f in facts])
-        model_tokens = np.array([int(t.loss_mask.sum()) for t in self.trajectories])
+        model_tokens = np.array([f.num_model_tokens for f in facts])
         metrics = {
             "reward/mean": float(rewards.mean()),
             "reward/std": float(rewards.std()),
@@ -160,13 +176,14 @@ def build_step(
 
 def _shared_tokens(group: Sequence[Trajectory]) -> int:
     """Return the length of the group's prompt; 0 if it is short, or not the same one in all its trajectories."""
-    first = group[0]
-    length = first.facts.num_prompt_tokens
-    are_equal = length >= MIN_SHARED_TOKENS and all(
-        other.facts.num_prompt_tokens == length and np.array_equal(other.tokens[:length], first.tokens[:length])
-        for other in group[1:]
+    length = group[0].facts.num_prompt_tokens
+    if length < MIN_SHARED_TOKENS or len(group) == 1:
+        return 0
+    prompt = group[0].tokens[:length].tobytes()
+    are_equal = all(
+        other.facts.num_prompt_tokens == length and other.tokens[:length].tobytes() == prompt for other in group[1:]
     )
-    return length if are_equal and len(group) > 1 else 0
+    return length if are_equal else 0
 
 
 def _cut(groups: Sequence[list[int]], num_parts: int) -> list[Sequence[list[int]]]:

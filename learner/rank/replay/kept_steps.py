@@ -20,7 +20,7 @@ import torch.distributed as dist
 import yaml
 
 from learner.objectives.policy_gradient import StepOutcome
-from learner.rank.coordinator_client import BATCH_LIMITS, trajectories_of
+from learner.rank.coordinator_client import BATCH_LIMITS, open_batch
 from protocol.disk.files import replace_file
 from protocol.errors import FrameError, OperatorError
 from protocol.settings.settings import Settings
@@ -86,7 +86,10 @@ class KeptSteps:
         rank, step = dist.get_rank(), step_folder(self._root, batch.step)
         order = [index for part in batch.micro_batches for index in part]
         share = KeptShare(
-            frames=encode(batch, [buffer for index in order for buffer in trajectories[index].to_buffers()]),
+            frames=encode(
+                msgspec.structs.replace(batch, is_joined=msgspec.UNSET),
+                [buffer for index in order for buffer in trajectories[index].to_buffers()],
+            ),
             policy_version=policy_version,
             weights_digest=self._weights_digest(),
             random_states=[state.numpy().tobytes() for state in _random_states()],
@@ -140,7 +143,7 @@ def open_share(share: KeptShare) -> tuple[Batch, dict[int, Trajectory]]:
         batch, buffers = Decoder[Batch](Batch, BATCH_LIMITS).decode(share.frames)
     except FrameError as error:
         raise OperatorError(f"The batch is of another version of Sluice ({error}). Replay it with that one.") from None
-    return batch, trajectories_of(batch, buffers)
+    return open_batch(batch, buffers)
 
 
 def restore_random(share: KeptShare) -> None:

@@ -19,6 +19,7 @@ from learner.coordinator.groups.written_answers import WrittenAnswers
 from learner.coordinator.steps.record import RunRecord
 from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger
+from learner.rank.coordinator_client import open_batch
 from protocol.settings.settings import Settings
 from protocol.wire import messages as m
 from protocol.wire.trajectory import Trajectory
@@ -87,7 +88,7 @@ class Script:
     def advance(self, seconds: float = 0.0) -> None:
         self.now += seconds
         self.coordinator.advance(self.now)
-        self.mail += self.coordinator.take_outgoing()
+        self.mail += [(peer, *_open_mail(*sent)) for peer, *sent in self.coordinator.take_outgoing()]
 
     def take(self, peer: str, kind: type[M]) -> list[M]:
         """Take the messages of one kind to one peer out of the mail."""
@@ -217,3 +218,8 @@ class Script:
         """Return the next start of this run, on the same ledger."""
         self.ledger.close()
         return Script(self.folder, settings_of(**sections), step=step)
+
+
+def _open_mail(message: m.Message, buffers: list[bytes]) -> tuple[m.Message, list[bytes]]:
+    """Return a message as its peer uses it: the facts of a batch are in a frame."""
+    return (open_batch(message, buffers)[0] if isinstance(message, m.Batch) else message), buffers

@@ -54,3 +54,19 @@ def test_absent_are_servers_that_were_here_and_have_not_spoken_since_they_were_l
     assert book.absent() == ["s2"]
     book.note("s2")
     assert book.absent() == []
+
+
+def test_repeated_demand_is_not_new_until_its_server_was_lost() -> None:
+    book = book_of(s1=(2, 4))
+    assert not book.note_demand("s1", demand(2, 4))
+    assert book.note_demand("s1", demand(1, 4))
+    book.forget_state("s1")
+    assert book.note_demand("s1", demand(1, 4))
+
+
+def test_room_that_a_repeated_demand_names_counts_again_after_a_lease() -> None:
+    book = book_of(s1=(1, 4), s2=(1, 4))
+    book.reserve_slot("s2", 7)
+    assert book.next_to_lease(range(4, 5)) == "s1"
+    book.note_demand("s2", demand(1, 4))
+    assert book.next_to_lease(range(4, 5)) == "s2"

@@ -214,3 +214,15 @@ def test_ledger_of_a_run_without_a_file_of_endpoints_knows_them_itself(path: Pat
             path.with_name("scored_by.json").unlink()
             ledger.begin_rewards(source, "", 1, incarnation)
             assert ledger.scored_since_start == since
+
+
+@pytest.mark.parametrize(("is_failed", "num_kept"), [(False, 2), (True, 1)])
+def test_ledger_of_a_failed_coordinator_is_closed_without_what_was_not_committed(
+    path: Path, is_failed: bool, num_kept: int
+) -> None:
+    ledger = Ledger(path)
+    lease_all(ledger, "a")
+    ledger.commit()
+    lease_all(ledger, "b")
+    ledger.close(is_failed=is_failed)
+    assert len(rows(path, "SELECT 1 FROM prompts")) == num_kept
