@@ -31,16 +31,14 @@ def read_token(path: str | Path) -> str:
 
     Raises: OperatorError when the file cannot be read or holds no usable token.
     """
+    cure = f"Make it with: openssl rand -hex 16 > {path}. A cluster makes its own when it starts."
     try:
         token = Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise OperatorError(
-            f"token file {path}: cannot be read ({error}). Start the cluster again to make it."
-        ) from None
+        raise OperatorError(f"token file {path}: cannot be read ({error}). {cure}") from None
     if len(token) < MIN_TOKEN_LENGTH or not token.isprintable() or " " in token:
         raise OperatorError(
-            f"token file {path}: expected one printable word of at least {MIN_TOKEN_LENGTH} characters. "
-            "Delete the file and start the cluster again to make a new one."
+            f"token file {path}: expected one printable word of at least {MIN_TOKEN_LENGTH} characters. {cure}"
         )
     return token
 
