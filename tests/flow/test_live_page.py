@@ -22,11 +22,11 @@ pytestmark = [
 
 
 def test_steps_and_a_killed_server_of_a_real_run_are_on_its_page(cluster: FlowCluster, slow_user: Bring) -> None:
-    options = {"run.max_steps": 12, "learner.max_staleness": 0, "report.dash": True}
+    options = {"run.max_steps": 60, "learner.max_staleness": 0, "report.dash": True}
     left = slow_user.left("watched")
     with cluster.running(*slow_user.options("watched", options)) as run, sync_api.sync_playwright() as playwright:
         page, said = playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"]).new_page(), []
-        page.on("console", lambda message: said.append(message.text))
+        page.on("console", lambda message: said.append(f"{message.text} {message.location}"))
         page.goto(link_of(run))
         page.get_by_role("link", name="watched").first.click()
         page.get_by_text("going").wait_for()
