@@ -17,7 +17,7 @@ holds: idle is at most 5 %, ks at most 0.02, waste at most 2 %, with 1, 2 and 4 
 import math
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -35,7 +35,7 @@ from learner.ledger.ledger import Ledger
 from learner.run.simulation import Engine, Rates
 from protocol.settings.settings import Settings
 from protocol.wire import messages as m
-from protocol.wire.trajectory import Trajectory, TrajectoryFacts, VersionSpan
+from protocol.wire.trajectory import Trajectory, TrajectoryFacts, VersionSpan, decode_facts
 from rollout.session.samples_in_flight import Places
 from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.running_coordinator import RUN_ID, STAMP
@@ -201,23 +201,23 @@ class _Run:
             self._coordinator.advance(self._now)
             mail = self._coordinator.take_outgoing()
             is_new = self._coordinator.has_more_to_do or any(isinstance(message, m.Lease) for _, message, _ in mail)
-            for peer, message, _ in mail:
-                self._take(peer, message)
+            for peer, message, buffers in mail:
+                self._take(peer, message, buffers)
 
     def _demand(self, server: _Server, room: int, version: int, newest: int) -> None:
         here = {sample.lease.group: sample.lease.attempt for sample in server.samples.values()}
         demand = m.Demand(**STAMP, num_groups=room, policy_version=version, heard_of_lease=newest, leases=here)
         self._tell(server.name, demand)
 
-    def _take(self, peer: str, message: m.Message) -> None:
+    def _take(self, peer: str, message: m.Message, buffers: Sequence[bytes]) -> None:
         match message:
             case m.Lease():
                 self._start(self._servers[peer], message)
             case m.Batch():
-                num_tokens = sum(facts.num_model_tokens for facts in message.facts)
-                self.trained += [facts.num_model_tokens for facts in message.facts]
+                lengths = [facts.num_model_tokens for facts in decode_facts(buffers[0])]
+                self.trained += lengths
                 self._after(
-                    num_tokens * self._train_token_s, partial(self._end_part, is_last=message.is_last is not False)
+                    sum(lengths) * self._train_token_s, partial(self._end_part, is_last=message.is_last is not False)
                 )
             case m.Wait() | m.PushAgain():
                 self._ask()

@@ -74,7 +74,7 @@ _MEASURED = {
     "chaos.strangers": r"connections=600 frames_heard=0 answered=10 unanswered=0 late_answered=0 files_left=-?\d+ "
     r"growth_mb=-?[\d.e-]+ holds=yes",
     "benchmarks.coordinator_turn": r"seed=1 runs=2 largest_ms=[\d.]+ slowest_median_ms=[\d.]+ holds=yes",
-    "benchmarks.growth": r"cost=[\d.]+ turn_ms=[\d.]+ memory=[\d.]+ planning_s=[\d.]+ holds=yes",
+    "benchmarks.growth": r"cost=[\d.]+ turn_ms=[\d.]+ memory=[\d.]+ planning_s=[\d.]+ waiting=[\d.]+ holds=yes",
     "benchmarks.long_tails": r"idle=[\d.]+ unused=[\d.]+ ks=[\d.]+ waste=0 holds=yes",
     "benchmarks.many_peers": r"peers=512 median_s=[\d.]+ slowest_s=[\d.]+ holds=yes",
     "benchmarks.ledger_recovery": r"prompts=50000 ledger_mb=\S+ open_s=\S+ .* recovery_s=\S+ .* holds=yes",

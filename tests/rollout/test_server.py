@@ -27,7 +27,13 @@ async def test_server_describes_itself(stage: Stage) -> None:
         "is_alive": True,
         "policy_version": 7,
         "run": None,
-        "stats": {"num_in_flight": 0, "num_output_tokens": 7, "is_paused": False},
+        "stats": {
+            "num_in_flight": 0,
+            "num_output_tokens": 7,
+            "is_paused": False,
+            "max_running": None,
+            "cache_tokens": None,
+        },
     }
 
 
