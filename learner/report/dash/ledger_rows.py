@@ -162,6 +162,8 @@ class LedgerRows:
 
         rows: what, num_tokens, trained ones first. num_generated: by the servers, which the rows add up to.
         """
+        if not self._path.exists():  # the run is about to begin
+            return {"at": time.time(), "num_generated": 0, "rows": []}
         if time.monotonic() >= self._books_due:
             begun = time.monotonic()
             with closing(self._connect()) as db:

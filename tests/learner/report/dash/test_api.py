@@ -15,6 +15,7 @@ from learner.disk.token_books import TABLES
 from learner.ledger.ledger import Ledger
 from learner.live.status import STATUS, RunStatus, ServerStatus, write_status
 from learner.report.dash.exposition import metric_name
+from learner.report.dash.ledger_rows import LedgerRows
 from tests.learner.report.dash.page import STEPS, TOKEN, Page, set_max_steps
 
 _ROOT = Path(__file__).resolve().parents[4]
@@ -54,6 +55,10 @@ def test_list_and_live_figures_are_those_of_the_files(page: Page, folder: Path) 
     assert live["states"] == {"finished": 2 * STEPS + 1}  # one is skipped
     assert sum(each["samples"] for each in live["staleness"]) == 8 * STEPS
     assert [line["step"] for line in page.get("metrics", run="one", after=STEPS - 2)] == [STEPS - 1, STEPS]
+
+
+def test_token_books_of_a_run_that_is_about_to_begin_are_empty(tmp_path: Path) -> None:
+    assert LedgerRows(tmp_path / "ledger.sqlite", tmp_path / "copies").books()["rows"] == []
 
 
 def test_token_books_add_up_to_what_the_servers_generated(page: Page, folder: Path) -> None:
