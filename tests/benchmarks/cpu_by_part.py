@@ -4,7 +4,7 @@ import json
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -31,7 +31,7 @@ def cpu_per_sample(
     process = subprocess.Popen(command, cwd=folder, env=dict(environment), stdout=subprocess.DEVNULL)
     begin, last = None, _CpuTimes()
     while process.poll() is None:
-        last |= _cpu_seconds(lambda each: each.environ().get("SLUICE_HOME") == str(home))  # ended ones keep their value
+        last |= cpu_seconds(home)  # ended ones keep their value
         if begin is None and metrics.exists() and metrics.read_bytes().count(b"\n"):
             begin = Counter(last)
         time.sleep(_POLL_S)
@@ -44,12 +44,12 @@ def cpu_per_sample(
     return {"all": sum(used.values()), **used}
 
 
-def _cpu_seconds(is_counted: Callable[[psutil.Process], bool]) -> _CpuTimes:
-    """Return the CPU seconds so far of each process that counts: (part, id, start)."""
+def cpu_seconds(home: Path) -> _CpuTimes:
+    """Return the CPU seconds so far of each process of a SLUICE_HOME: (part, id, start)."""
     found = _CpuTimes()
     for process in psutil.process_iter():
         try:
-            if is_counted(process):
+            if process.environ().get("SLUICE_HOME") == str(home):
                 times = process.cpu_times()
                 found[_part_of(process), process.pid, process.create_time()] = times.user + times.system  # type: ignore[assignment]
         except psutil.Error:

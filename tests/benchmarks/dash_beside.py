@@ -27,6 +27,7 @@ import psutil
 
 from protocol.node.home import sluice_home
 from tests.benchmarks.compare import Checkout
+from tests.benchmarks.cpu_by_part import cpu_seconds
 from tests.benchmarks.throughput import make_model, make_prompts, reward_service, run_command
 from tests.chaos.rig.verdict import conclude, options
 
@@ -44,7 +45,7 @@ class Here(Checkout):
 
     def total_cpu_s(self) -> float:
         """Return the CPU seconds so far of the run's processes; this one, which plays the browser, is none of them."""
-        return sum(seconds for (_, pid, _), seconds in self.cpu_seconds().items() if pid != os.getpid())
+        return sum(seconds for (_, pid, _), seconds in cpu_seconds(self.home).items() if pid != os.getpid())
 
 
 class Page:
