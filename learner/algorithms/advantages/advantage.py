@@ -1,6 +1,6 @@
 """The interface of advantages: a function of a group's rewards, or of one trajectory's tokens.
 
-Shapes: P prompts, G samples of each, K model tokens of one trajectory in order.
+Shapes: P prompts (a run passes one at a time), G samples of each, K model tokens of one trajectory in order.
 """
 
 from collections.abc import Callable

@@ -68,6 +68,16 @@ def test_functions_of_a_file_are_an_advantage_a_loss_and_a_correction(own: str) 
     assert found.band == found.correction.band
 
 
+def test_example_of_the_documents_is_an_advantage(tmp_path: Path) -> None:
+    page = Path("docs/do/algorithms.md").read_text(encoding="utf-8")
+    path = tmp_path / "mine.py"
+    path.write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
+    found = algorithm_of(LearnerSettings(advantage=f"{path}:best_of_group"))
+    assert found.is_whitened
+    assert found.advantage.of_groups is not None
+    assert found.advantage.of_groups(torch.tensor([[0.0, 1.0, 3.0]]), torch.ones(1, 3)).tolist() == [[-1.0, 0.0, 2.0]]
+
+
 def test_functions_of_a_file_share_its_variables(own: str) -> None:
     advantage = load_own("learner.advantage", f"{own}:doubled", Advantage)
     assert advantage.__globals__ is load_own("learner.loss", f"{own}:plain", PolicyLoss).__globals__
