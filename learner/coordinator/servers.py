@@ -1,8 +1,9 @@
 """The rollout servers as their messages describe them, and which one is leased to next."""
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from learner.live.status import ServerStatus
 from protocol.wire import messages as m
@@ -17,6 +18,7 @@ class Server:
 
     is_here: bool = False  # it sent a message since it was last lost
     newest_lease: int = 0  # number of the last lease that it was sent
+    unheard: deque[int] = field(default_factory=deque)  # numbers of leases that its last demand does not count
     unreachable_since: float | None = None  # time of the first message that found no connection, monotonic seconds
     policy_version: int | None = None  # version of its weights; None: they are not synced
     num_wanted: int = 0  # groups that it has room for
@@ -61,9 +63,11 @@ class Servers:
         self._update(server, server.num_wanted, message.policy_version)
 
     def note_demand(self, name: str, message: m.Demand) -> bool:
-        """Record a server's room; False when the message repeats its last one."""
+        """Record a server's room, less the leases on their way; False when the message repeats its last one."""
         server = self.note(name)
-        self._update(server, message.num_groups, message.policy_version)
+        while server.unheard and server.unheard[0] <= message.heard_of_lease:
+            server.unheard.popleft()
+        self._update(server, max(0, message.num_groups - len(server.unheard)), message.policy_version)
         is_new, server.demand = message != server.demand, message
         return is_new
 
@@ -85,6 +89,7 @@ class Servers:
         """Record that a server was lost or restarted: its weights are unknown and it has room for nothing."""
         server = self._servers.setdefault(name, Server())
         server.is_here, server.demand = False, None
+        server.unheard.clear()
         self._update(server, 0, None)
 
     def next_to_lease(self, versions: range, other_than: Set[str] = frozenset()) -> str | None:
@@ -110,6 +115,7 @@ class Servers:
                     insort(order, (server.num_wanted - 1, name))
         server.num_wanted -= 1
         server.newest_lease = number
+        server.unheard.append(number)
         return server.policy_version
 
     def absent(self) -> list[str]:

@@ -108,17 +108,31 @@ class Script:
         here: dict[str, int] | None = None,
         **more: Any,
     ) -> list[m.Lease]:
-        """Have a server ask for groups; returns the leases it is given. heard_of, here: what it says of others."""
+        """Have a server ask for groups, as `want`; returns the leases it is given."""
+        self.want(server, num_groups, version, heard_of, here, **more)
+        return self.take(server, m.Lease)
+
+    def want(
+        self,
+        server: str,
+        num_groups: int,
+        version: int | None = 0,
+        heard_of: int = 0,
+        here: dict[str, int] | None = None,
+        **more: Any,
+    ) -> None:
+        """Have a server say that it wants groups beyond those on the way. heard_of, here: what it says of others."""
+        known = self.coordinator._servers._servers.get(server)
+        num_on_the_way = sum(number > heard_of for number in known.unheard) if known is not None else 0
         demand = m.Demand(
             **self.stamp,
-            num_groups=num_groups,
+            num_groups=num_groups + num_on_the_way,
             policy_version=version,
             heard_of_lease=heard_of,
             leases=here or {},
             **more,
         )
         self.tell(server, demand)
-        return self.take(server, m.Lease)
 
     def finish(self, server: str, lease: m.Lease, version: int = 0, reward: float = 0.5) -> list[str]:
         """Have a server deliver every sample of a lease; returns the outcomes it is told."""

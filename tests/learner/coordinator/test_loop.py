@@ -74,6 +74,7 @@ class FakeServer:
         self.name = name
         self.version = 0
         self.outcomes: list[str] = []
+        self._newest_lease = 0
         self._run = run
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -94,9 +95,8 @@ class FakeServer:
             socket.connect(self._run.address)
             socket.send_multipart(encode(m.Hello(**STAMP, server=self.name, policy_version=self.version)))
             while not self._is_closing.is_set():
-                socket.send_multipart(
-                    encode(m.Demand(**STAMP, num_groups=2, policy_version=self.version, heard_of_lease=0, leases={}))
-                )
+                room = {"num_groups": 2, "policy_version": self.version, "heard_of_lease": self._newest_lease}
+                socket.send_multipart(encode(m.Demand(**STAMP, **room, leases={})))
                 while socket.poll(20):
                     self._answer(socket, decoder.decode(socket.recv_multipart())[0])
 
@@ -104,6 +104,7 @@ class FakeServer:
         if isinstance(message, m.Ack):
             self.outcomes.append(message.outcome)
         if isinstance(message, m.Lease):
+            self._newest_lease = message.number
             for index in message.sample_indices:
                 trajectory = make_trajectory(
                     message.group,

@@ -30,12 +30,6 @@ def after(folder: Path, num_steps: int) -> Script:
     return script
 
 
-def want(script: Script, server: str, num_groups: int = 5) -> None:
-    """Have a server say that it wants groups; what it is given is looked at later."""
-    demand = m.Demand(**script.stamp, num_groups=num_groups, policy_version=VERSION, heard_of_lease=0, leases={})
-    script.tell(server, demand)
-
-
 def lease(script: Script, server: str, num_groups: int = 1) -> list[m.Lease]:
     return script.demand(server, num_groups, version=VERSION)
 
@@ -44,7 +38,7 @@ def test_overdue_lease_goes_to_another_server_as_well_and_the_first_result_count
     (late,) = lease(seasoned, "s1")
     seasoned.advance(39.0)
     assert lease(seasoned, "s2")[0].group != late.group
-    want(seasoned, "s1")
+    seasoned.want("s1", 5, VERSION)
     seasoned.advance(2.0)
     assert seasoned.coordinator.counts["leased_twice"] == 0  # not to the server that is late
     (again,) = lease(seasoned, "s2")

@@ -10,8 +10,8 @@ from protocol.wire import messages as m
 STAMP: dict[str, Any] = {"run_id": "r1", "incarnation": 1}
 
 
-def demand(num_wanted: int, version: int | None) -> m.Demand:
-    return m.Demand(**STAMP, num_groups=num_wanted, policy_version=version, heard_of_lease=0, leases={})
+def demand(num_wanted: int, version: int | None, heard_of: int = 0) -> m.Demand:
+    return m.Demand(**STAMP, num_groups=num_wanted, policy_version=version, heard_of_lease=heard_of, leases={})
 
 
 def book_of(**servers: tuple[int, int | None]) -> Servers:
@@ -64,9 +64,22 @@ def test_repeated_demand_is_not_new_until_its_server_was_lost() -> None:
     assert book.note_demand("s1", demand(1, 4))
 
 
-def test_room_that_a_repeated_demand_names_counts_again_after_a_lease() -> None:
-    book = book_of(s1=(1, 4), s2=(1, 4))
-    book.reserve_slot("s2", 7)
+def test_room_of_a_demand_is_less_the_leases_that_its_server_has_not_heard_of() -> None:
+    book = book_of(s1=(3, 4))
+    for number in (7, 8):
+        book.reserve_slot("s1", number)
+    book.note_demand("s1", demand(2, 4, heard_of=7))  # it crossed lease 8
+    book.reserve_slot("s1", 9)
+    assert book.next_to_lease(range(4, 5)) is None
+    book.note_demand("s1", demand(2, 4, heard_of=7))
+    assert book.next_to_lease(range(4, 5)) is None
+    book.note_demand("s1", demand(1, 4, heard_of=9))
     assert book.next_to_lease(range(4, 5)) == "s1"
-    book.note_demand("s2", demand(1, 4))
-    assert book.next_to_lease(range(4, 5)) == "s2"
+
+
+def test_server_that_started_again_has_all_the_room_that_it_names() -> None:
+    book = book_of(s1=(1, 4))
+    book.reserve_slot("s1", 7)
+    book.forget_state("s1")
+    book.note_demand("s1", demand(1, 4))
+    assert book.next_to_lease(range(4, 5)) == "s1"

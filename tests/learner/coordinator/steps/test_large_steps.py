@@ -53,6 +53,15 @@ def test_turn_leases_64_groups_and_the_next_one_the_others(tmp_path: Path) -> No
     assert not script.coordinator.has_more_to_do
 
 
+def test_server_that_asks_again_before_it_has_heard_of_all_its_leases_gets_what_it_has_room_for(tmp_path: Path) -> None:
+    script = large(tmp_path, group_size=2)
+    first = script.demand(num_groups=70)
+    here = {first[0].group: 1}
+    script.tell("s1", m.Demand(**script.stamp, num_groups=69, policy_version=0, heard_of_lease=1, leases=here))
+    assert len(first) + len(script.take("s1", m.Lease)) == 70
+    assert not script.coordinator.has_more_to_do
+
+
 def test_end_of_a_large_step_takes_several_turns_and_is_committed_and_sent_with_the_last(whole: Script) -> None:
     end(whole)
     num_turns = 0
