@@ -40,3 +40,4 @@ class EngineStats:
     is_paused: bool  # generation is paused for a weight push
     max_running: int | None = None  # requests that it decodes at a time; None: unknown
     cache_tokens: int | None = None  # tokens whose keys and values it holds; None: unknown
+    shares_prompts: bool = True  # samples of a group hold their prompt's keys and values once

@@ -66,11 +66,14 @@ def ends_turns(llm: Any) -> bool:
     return is_ours and has_fast_tokenizer(llm.get_tokenizer())
 
 
-def limits_of(llm: Any) -> tuple[int, int | None]:
-    """Return the requests that this vLLM decodes at a time, and the tokens whose keys and values it holds."""
+def limits_of(llm: Any) -> tuple[int, int | None, bool]:
+    """Return the requests that this vLLM decodes at a time, the tokens whose keys and values it holds, and whether
+    requests share those of equal beginnings.
+    """
     config = llm.vllm_config
-    num_blocks = config.cache_config.num_gpu_blocks
-    return config.scheduler_config.max_num_seqs, num_blocks and num_blocks * config.cache_config.block_size
+    cache = config.cache_config
+    num_tokens = cache.num_gpu_blocks and cache.num_gpu_blocks * cache.block_size
+    return config.scheduler_config.max_num_seqs, num_tokens, bool(cache.enable_prefix_caching)
 
 
 def follow_tokens(llm: Any, on_tokens: Callable[[str, int], None]) -> None:

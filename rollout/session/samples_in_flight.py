@@ -50,22 +50,31 @@ class SampleAttachment(Protocol):
 class Places:
     """The number of samples that keep an engine busy: those that it decodes at a time, and those outside it meanwhile.
 
-    It decodes `max_running` samples, or as many of the present kind as its cache holds. A sample holds its prompt and,
-    on average over its time, half of what it writes. Example: a cache of 10,000 tokens and answers of 200 tokens after
-    prompts of 100 give 0.9 * 10,000 / 200 = 45 places; 60 if the samples spend a quarter of their time on rewards.
+    It decodes `max_running` samples, or as many of the present kind as its cache holds. A sample holds, on average over
+    its time, half of what it writes, and a group holds its prompt until its longest sample ends. Example: a cache of
+    10,000 tokens, prompts of 400 and groups of four answers of 200 tokens give 0.9 * 10,000 / (400 / 4 + 200 / 2) = 45
+    places; 60 if the samples spend a quarter of their time on rewards.
     """
 
     _KEPT, _CACHE_PART, _LEAST_INSIDE = 0.99, 0.9, 0.25
 
-    def __init__(self, max_running: int, cache_tokens: int | None = None) -> None:
-        """cache_tokens: tokens that the engine's cache holds; None: unknown, and no limit."""
-        self._max_running, self._cache_tokens = max_running, cache_tokens
+    def __init__(self, max_running: int, cache_tokens: int | None = None, *, shares_prompts: bool = True) -> None:
+        """cache_tokens: tokens that the engine's cache holds; None: unknown, and no limit.
+
+        shares_prompts: a group holds its prompt once; False: each sample does.
+        """
+        self._max_running, self._cache_tokens, self._shares_prompts = max_running, cache_tokens, shares_prompts
         # Sums over finished samples, newer ones weigh more: tokens written, times tokens held; seconds inside, all.
         self._written = self._held = self._inside_s = self._total_s = 0.0
 
-    def observe(self, num_prompt: int, num_written: int, inside_s: float, total_s: float) -> None:
-        """Record a finished sample: its tokens, and its seconds in the engine and in all."""
-        new = (num_written, num_written * (num_prompt + num_written / 2), inside_s, max(inside_s, total_s))
+    def observe(self, num_prompt: int, num_written: int, inside_s: float, total_s: float, num_before: int = 0) -> None:
+        """Record a finished sample: its tokens, and its seconds in the engine and in all.
+
+        num_before: tokens of the longest earlier sample of its group.
+        """
+        longer_by = max(0, num_written - num_before) if self._shares_prompts else num_written
+        held = num_prompt * longer_by + num_written**2 / 2
+        new = (num_written, held, inside_s, max(inside_s, total_s))
         old = (self._written, self._held, self._inside_s, self._total_s)
         pairs = zip(old, new, strict=True)
         self._written, self._held, self._inside_s, self._total_s = (self._KEPT * kept + more for kept, more in pairs)
@@ -115,6 +124,7 @@ class SamplesInFlight:
         self._leases: deque[m.Lease] = deque()
         self._running: dict[tuple[str, int], _RunningSample] = {}
         self._open_groups: Counter[str] = Counter()
+        self._longest: dict[str, int] = {}  # open group -> tokens of its longest finished sample here
         self._newest: dict[str, tuple[int, int]] = {}  # group -> (incarnation, attempt) of its newest lease
 
     @property
@@ -213,7 +223,9 @@ class SamplesInFlight:
                 trajectory = await self._player.play(sample, progress)
                 facts = trajectory.facts
                 num_written, total_s = facts.num_tokens - facts.num_prompt_tokens, facts.finished_at - facts.started_at
-                self._places.observe(facts.num_prompt_tokens, num_written, facts.generate_s, total_s)
+                before = self._longest.get(sample.group, 0)
+                self._longest[sample.group] = max(before, num_written)
+                self._places.observe(facts.num_prompt_tokens, num_written, facts.generate_s, total_s, before)
                 return FinishedSample(_key(sample), trajectory)
         except BaseException as error:
             if _is_own_cancellation(error):
@@ -252,6 +264,7 @@ class SamplesInFlight:
         self._open_groups[sample.group] -= 1
         if not self._open_groups[sample.group]:
             del self._open_groups[sample.group]
+            self._longest.pop(sample.group, None)
         self._on_change()
 
 

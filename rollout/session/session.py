@@ -95,7 +95,8 @@ class RolloutSession:
         # Optional features: each is one file and one entry here.
         turns = TurnsToKeep(spec, clock, self.wake, self._stop_sample)
         self._attachments: list[SampleAttachment] = [turns, self._books]
-        limits = Places(engine.stats.max_running or DEFAULT_RUNNING, engine.stats.cache_tokens)
+        stats = engine.stats
+        limits = Places(stats.max_running or DEFAULT_RUNNING, stats.cache_tokens, shares_prompts=stats.shares_prompts)
         self._samples = SamplesInFlight(
             player, outbox, self.failures, spec.rollout, self.wake, lambda: engine.is_alive, self._attachments, limits
         )

@@ -33,6 +33,7 @@ async def test_server_describes_itself(stage: Stage) -> None:
             "is_paused": False,
             "max_running": None,
             "cache_tokens": None,
+            "shares_prompts": True,
         },
     }
 

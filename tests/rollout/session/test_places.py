@@ -26,6 +26,17 @@ def test_long_answers_weigh_by_the_time_that_they_hold_the_cache() -> None:
     assert places.num_samples == 9  # half of 1,990 tokens, nearly all of the time
 
 
+def test_group_holds_its_prompt_once_until_its_longest_sample_ends() -> None:
+    places, unshared = Places(256, cache_tokens=10_000), Places(256, cache_tokens=10_000, shares_prompts=False)
+    before = 0
+    for num_written in (100, 100, 300, 300):
+        places.observe(1000, num_written, 2.0, 2.0, before)
+        unshared.observe(1000, num_written, 2.0, 2.0, before)
+        before = max(before, num_written)
+    assert places.num_samples == 18  # about (300 * 1,000 + 100,000) / 800 = 500 tokens for each of the 800
+    assert unshared.num_samples == 7
+
+
 def test_samples_with_the_reward_leave_their_places_to_others() -> None:
     places = Places(64)
     places.observe(10, 100, inside_s=1.0, total_s=2.0)
