@@ -19,7 +19,7 @@ from starlette.routing import Route
 from deploy.tinker import bodies
 from deploy.tinker.journal import Journal, Request, Result, SamplerRow
 from deploy.tinker.learning import Learning
-from deploy.tinker.naming import model_id, request_id, sampler_id
+from deploy.tinker.naming import check_base, model_id, request_id, sampler_id
 from deploy.tinker.sampling import Sampling, sequence_ids
 from deploy.tinker.wire import RequestError, read_head
 from protocol.http.app import BodyTooLargeError, read_body
@@ -37,10 +37,14 @@ _Body = TypeVar("_Body", bound=bodies.Body)
 class About:
     """The base model, as clients see it."""
 
-    name: str  # name of the base model
+    names: tuple[str, ...]  # names that clients may use for the base model; answers have the first
     model: str  # folder of the model and its tokenizer
     arch: str  # transformers' name of its architecture
     max_tokens: int  # longest text
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
 
 
 class Api:
@@ -214,6 +218,7 @@ class Api:
 
     async def _create_sampling(self, request: HttpRequest, raw: bytes) -> Response:
         body = read_request(bodies.CreateSamplingSession, raw)
+        check_base(body.base_model, (*self._about.names, self._about.model))
         name = sampler_id(body.session_id, body.sampling_session_seq_id)
         row = SamplerRow(name, "", "", 0)
         if body.model_path is not None:
@@ -233,8 +238,8 @@ class Api:
         return JSONResponse({"sampler_id": name, "base_model": self._about.name, **path})
 
     async def _capabilities(self, request: HttpRequest, raw: bytes) -> Response:
-        model = {"model_name": self._about.name, "max_context_length": self._about.max_tokens}
-        return JSONResponse({"supported_models": [{**model, "trainable": True, "sampleable": True}]})
+        same = {"max_context_length": self._about.max_tokens, "trainable": True, "sampleable": True}
+        return JSONResponse({"supported_models": [{"model_name": name, **same} for name in self._about.names]})
 
     async def _nothing(self, request: HttpRequest, raw: bytes) -> Response:
         return JSONResponse({})
@@ -272,14 +277,15 @@ def _place_of_load(body: bodies.LoadWeights) -> tuple[str, int]:
     return body.model_id, body.seq_id
 
 
+_place_of_head = _place_of(bodies.Head, lambda body: (body.model_id, body.seq_id))
 # Verb of a model -> (body -> model and place in its order); a model's first request has the number 0.
 _PLACES: dict[str, Callable[[bytes], tuple[str, int]]] = {
     "create_model": _place_of(bodies.CreateModel, lambda body: (model_id(body.session_id, body.model_seq_id), 0)),
     "forward_backward": read_head,
-    "optim_step": _place_of(bodies.OptimStep, lambda body: (body.model_id, body.seq_id)),
-    "save_weights": _place_of(bodies.SaveWeights, lambda body: (body.model_id, body.seq_id)),
+    "optim_step": _place_of_head,
+    "save_weights": _place_of_head,
     "load_weights": _place_of(bodies.LoadWeights, _place_of_load),
-    "save_weights_for_sampler": _place_of(bodies.SaveForSampler, lambda body: (body.model_id, body.seq_id)),
+    "save_weights_for_sampler": _place_of_head,
 }
 
 

@@ -38,6 +38,12 @@ class ModelBody(Body):
     model_id: str
 
 
+class Head(ModelBody):
+    """What the requests of a model share. The rest of a body is read in its turn, so that an error takes its place."""
+
+    seq_id: int
+
+
 class FirstBody(Body):
     """What create_model and load_weights share when they make a model."""
 
@@ -58,15 +64,11 @@ class AdamParams(Body):
 
 
 class OptimStep(Body):
-    model_id: str
-    seq_id: int
     adam_params: AdamParams | None = None
     optimizer_params: dict[str, Any] | None = None  # of another optimizer, which is refused
 
 
 class SaveWeights(Body):
-    model_id: str
-    seq_id: int
     path: str  # name of the checkpoint
     overwrite: bool = False
 
@@ -78,11 +80,10 @@ class LoadWeights(Body):
     seq_id: int | None = None
     session_id: str | None = None  # a new model, with model_seq_id
     model_seq_id: int | None = None
+    base_model: str | None = None
 
 
 class SaveForSampler(Body):
-    model_id: str
-    seq_id: int
     path: str | None = None  # name of the weights; None: they are for one sampling session
     sampling_session_seq_id: int | None = None
 
@@ -119,6 +120,7 @@ class Sample(Body):
     sampling_params: SamplingParams = SamplingParams()
     num_samples: int = Field(1, ge=1)
     prompt_logprobs: bool | None = None
+    prompt_logprobs_last_n: int | None = Field(None, ge=1)  # the earlier tokens of the prompt get no logprob
     topk_prompt_logprobs: int = Field(0, ge=0)
     topk_sample_logprobs: int = Field(0, ge=0)
     target_prompt_logprobs: dict[str, Any] | None = None  # refused

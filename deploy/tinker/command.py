@@ -35,7 +35,7 @@ def _serve(given: argparse.Namespace) -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     try:
         with listener, file_lock(given.folder / "lock"):
-            serve_app(_make_app(given, key), listener, None, f"tinker: {given.name or given.model}")
+            serve_app(_make_app(given, key), listener, None, f"tinker: {', '.join(given.name or [given.model])}")
     except BlockingIOError:
         raise OperatorError(f"tinker: {given.folder} is used by another service. Give another --folder.") from None
 
@@ -57,9 +57,9 @@ def _make_app(given: argparse.Namespace, key: str | None) -> Any:
     journal = Journal(given.folder / "journal.sqlite")
     (given.folder / "weights").mkdir(exist_ok=True)
     arch = json.loads((model / "config.json").read_bytes()).get("model_type", "unknown")
-    name = given.name or given.model
-    api = Api(journal, About(name, str(model), arch, max_tokens), key)
-    limits = Limits(int(given.adapter_gib * 2**30), given.max_rank, (name, str(model)))
+    names = tuple(given.name or [given.model])
+    api = Api(journal, About(names, str(model), arch, max_tokens), key)
+    limits = Limits(int(given.adapter_gib * 2**30), given.max_rank, (*names, str(model)))
     on_cpus = base.device.type == "cpu"
     lora = {"enable_lora": True, "max_lora_rank": given.max_rank, "max_loras": 8, "load_format": "auto"}
     engine = EngineRequest(
@@ -113,7 +113,11 @@ def _engine_args(text: str) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sluice tinker", description=_ABOUT)
     parser.add_argument("model", metavar="MODEL", help="model folder, or its name on the Hugging Face hub")
-    parser.add_argument("--name", help="name of the base model for clients, such as Qwen/Qwen3-8B (default: MODEL)")
+    parser.add_argument(
+        "--name",
+        action="append",
+        help="name of the base model for clients, such as Qwen/Qwen3-8B (default: MODEL); again: one more name",
+    )
     parser.add_argument(
         "--folder",
         type=Path,

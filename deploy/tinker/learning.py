@@ -26,8 +26,9 @@ from deploy.tinker.bodies import (
     SaveWeights,
 )
 from deploy.tinker.journal import Journal, ModelRow, Request, Result, Row, SamplerRow, SavedRow
-from deploy.tinker.naming import checked_name, file_name, sampler_id
+from deploy.tinker.naming import check_base, checked_name, file_name, sampler_id
 from deploy.tinker.wire import RequestError, read_pass, write_pass
+from protocol.http.bodies import BodyError, read_request
 
 _log = logging.getLogger("tinker")
 _GRADIENT = "forward_backward"
@@ -123,7 +124,7 @@ class Learning:
         rows: list[Row] = []
         try:
             result, rows = _VERBS[request.verb](self, request)
-        except RequestError as error:
+        except (RequestError, BodyError) as error:
             result = _failure(str(error), "user")
         except Exception as error:
             # What it left in memory is unknown; the disk has the model.
@@ -135,9 +136,8 @@ class Learning:
         self._on_result(request.id)
 
     def _create(self, request: Request) -> Made:
-        body = CreateModel.model_validate_json(request.body)
-        if body.base_model not in self._limits.base_names:
-            raise RequestError(f"base_model = {body.base_model} is not served. Use {self._limits.base_names[0]}.")
+        body = read_request(CreateModel, request.body)
+        check_base(body.base_model, self._limits.base_names)
         if body.optimizer_config.type != "adamw":
             raise RequestError(f"optimizer_config.type = {body.optimizer_config.type} is not served. Use adamw.")
         form = form_of(body.lora_config or LoraConfig(rank=min(32, self._limits.max_rank)), randbelow(1 << 31))
@@ -149,7 +149,7 @@ class Learning:
         return Result("protobuf", write_pass(found, {"loss:sum": total})), []
 
     def _step(self, request: Request) -> Made:
-        body = OptimStep.model_validate_json(request.body)
+        body = read_request(OptimStep, request.body)
         if body.optimizer_params is not None:
             raise RequestError(f"The optimizer {body.optimizer_params.get('type')} is not served. Use AdamParams.")
         adapter, row = self._adapter(request), self._row(request.owner)
@@ -161,7 +161,7 @@ class Learning:
         return _json(metrics=metrics, type="optim_step"), [self._save_state(request, row.step + 1)]
 
     def _save(self, request: Request) -> Made:
-        body = SaveWeights.model_validate_json(request.body)
+        body = read_request(SaveWeights, request.body)
         adapter, row = self._adapter(request), self._row(request.owner)
         path = f"tinker://{request.owner}/weights/{checked_name(body.path)}"
         if self._journal.saved_weights(path) and not body.overwrite:
@@ -171,7 +171,8 @@ class Learning:
         return _json(path=path, type="save_weights"), [SavedRow(path, place, row.form, row.step)]
 
     def _load(self, request: Request) -> Made:
-        body = LoadWeights.model_validate_json(request.body)
+        body = read_request(LoadWeights, request.body)
+        check_base(body.base_model, self._limits.base_names)
         saved = self._journal.saved_weights(body.path)
         if saved is None or not saved.place.endswith(".safetensors"):
             raise RequestError(f"{body.path} is no saved state here. Use the path that save_state returned.")
@@ -187,7 +188,7 @@ class Learning:
         return _json(path=body.path, model_id=request.owner, type="load_weights"), [row]
 
     def _save_sampler(self, request: Request) -> Made:
-        body = SaveForSampler.model_validate_json(request.body)
+        body = read_request(SaveForSampler, request.body)
         adapter, row = self._adapter(request), self._row(request.owner)
         name = f"request-{request.seq}" if body.path is None else checked_name(body.path)
         kind = "named" if body.path is not None else "session"

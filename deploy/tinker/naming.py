@@ -1,6 +1,7 @@
 """Names of models, samplers and requests, and of their files. A name from a client is no path."""
 
 import re
+from collections.abc import Sequence
 
 from deploy.tinker.wire import RequestError
 
@@ -18,6 +19,12 @@ def sampler_id(session: str, seq: int) -> str:
 
 def request_id(owner: str, seq: int) -> str:
     return f"{owner}#{seq}"
+
+
+def check_base(name: str | None, served: Sequence[str]) -> None:
+    """Raises: RequestError for a base model that is not served. None: the one that is."""
+    if name is not None and name not in served:
+        raise RequestError(f"base_model = {name} is not served. Use {served[0]}: one service has one base model.")
 
 
 def file_name(owner: str) -> str:

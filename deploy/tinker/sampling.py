@@ -108,7 +108,9 @@ class Sampling:
         assert result is not None
         k, of_samples = body.topk_prompt_logprobs, body.topk_sample_logprobs
         wants = bool(body.prompt_logprobs) or k > 0
-        rows = [_logprobs_of(row) for row in result.prompt_logprobs or []] if wants else []
+        given = enumerate(result.prompt_logprobs or [] if wants else [])
+        first = len(tokens) - (body.prompt_logprobs_last_n or len(tokens))
+        rows = [_logprobs_of(row if place >= first else None) for place, row in given]
         found = [row.get(token, _NAN) for row, token in zip(rows, tokens, strict=True)] if wants else None
         return write_samples([_sequence(each) for each in result.outputs], found, rows, k, of_samples)
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from deploy.tinker.adapters import BaseModel
@@ -17,6 +18,7 @@ from deploy.tinker.app import About, Api
 from deploy.tinker.journal import Journal, Request, SamplerRow
 from deploy.tinker.learning import Learning, Limits
 from deploy.tinker.sampling import Sampling
+from deploy.tinker.wire import MESSAGES
 from protocol.errors import NeighbourError
 from tests.deploy.tinker.played_client import MODEL, datum, pass_body, read_logprobs
 from tests.fakes.tiny_models import engine_of
@@ -31,7 +33,7 @@ async def http(base: BaseModel, model_folder: Path, tmp_path: Path) -> AsyncIter
     """Yield a client of a service."""
     (tmp_path / "weights").mkdir()
     journal = Journal(tmp_path / "journal.sqlite")
-    api = Api(journal, About("base", str(model_folder), "qwen2", 32), KEY)
+    api = Api(journal, About(("base", "alias"), str(model_folder), "qwen2", 32), KEY)
     learning = Learning(journal, base, tmp_path, Limits(1 << 30, 16, ("base",)), api.on_result)
     engine = engine_of(model_folder).model_copy(update={"max_model_len": 32})
     api.start(learning, Sampling(journal, engine, tmp_path, api.on_result))
@@ -111,9 +113,13 @@ async def test_a_request_without_the_key_is_refused(http: httpx.AsyncClient) -> 
     assert (refused.status_code, refused.json()["error"][:9]) == (401, "X-API-Key")
 
 
-async def test_the_base_model_is_the_only_one_offered(http: httpx.AsyncClient) -> None:
+async def test_the_base_models_names_are_offered_and_each_has_its_samples(http: httpx.AsyncClient) -> None:
     offered = (await http.get("get_server_capabilities")).json()["supported_models"]
-    assert [(model["model_name"], model["max_context_length"]) for model in offered] == [("base", 32)]
+    made = await http.post("create_sampling_session", json={**SESSION, "base_model": "alias"})
+    sampler = (await http.get("samplers/session:sample:3")).json()
+
+    assert [(model["model_name"], model["max_context_length"]) for model in offered] == [("base", 32), ("alias", 32)]
+    assert (made.status_code, sampler["base_model"]) == (200, "base")
 
 
 @pytest.mark.parametrize(
@@ -128,6 +134,12 @@ async def test_the_base_model_is_the_only_one_offered(http: httpx.AsyncClient) -
         ("load_weights", {"path": "tinker://a", "optimizer": True}, 422, "load_weights needs session_id"),
         ("asample", sample(), 404, "The sampling session session:sample:3 is not known."),
         ("create_sampling_session", {**SESSION, "model_path": "tinker://a/b"}, 404, "model_path = tinker://a/b has no"),
+        (
+            "create_sampling_session",
+            {**SESSION, "base_model": "teacher"},
+            422,
+            "base_model = teacher is not served. Use",
+        ),
     ],
 )
 async def test_a_wrong_request_is_refused_with_a_sentence(
@@ -149,7 +161,10 @@ async def test_a_sampling_session_of_the_base_model_names_it_in_each_sample(http
 
 
 class SecondStart:
-    """An engine whose first start fails, as when its process is killed; it samples the token 7."""
+    """An engine whose first start fails, as when its process is killed; it samples the token 7.
+
+    The tokens 5 and 6 have the logprobs -0.5 and -0.6 in a prompt.
+    """
 
     num_starts = 0
     errored = False
@@ -162,21 +177,42 @@ class SecondStart:
 
     async def generate(self, *given: object, **more: object) -> AsyncIterator[SimpleNamespace]:
         output = SimpleNamespace(token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=-1.0)}], finish_reason="length")
-        yield SimpleNamespace(prompt_logprobs=None, outputs=[output])
+        of_prompt = [{token: SimpleNamespace(logprob=-token / 10)} for token in (6, 5, 6)]
+        yield SimpleNamespace(prompt_logprobs=[None, *of_prompt], outputs=[output])
 
 
 async def test_a_sample_survives_an_engine_that_dies_as_it_starts(tmp_path: Path) -> None:
-    journal, done, engine = Journal(tmp_path / "journal.sqlite"), asyncio.Event(), SecondStart()
-    sampling = Sampling(journal, engine_of("tiny"), tmp_path, lambda name: done.set(), engine)
+    engine = SecondStart()
+    sampled = await sample_of(engine, tmp_path, sample(num_samples=1))
+
+    assert list(np.frombuffer(sampled.sequences[0].tokens, np.int32)) == [7]
+    assert engine.num_starts == 2
+
+
+async def test_only_the_requested_end_of_a_prompt_has_logprobs(tmp_path: Path) -> None:
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [5, 6, 5, 6]}]}
+    wanted = {"prompt_logprobs": True, "prompt_logprobs_last_n": 2}
+    sampled = await sample_of(SecondStart(), tmp_path, sample(num_samples=1, prompt=prompt, **wanted))
+    found = np.frombuffer(sampled.prompt_logprobs, np.float32)
+
+    np.testing.assert_allclose(found, [np.nan, np.nan, -0.5, -0.6], rtol=1e-6)
+
+
+async def sample_of(engine: SecondStart, folder: Path, body: dict[str, Any]) -> Any:
+    """Return the result of a sample request, as its message."""
+    journal, done = Journal(folder / "journal.sqlite"), asyncio.Event()
+    sampling = Sampling(journal, engine_of("tiny"), folder, lambda name: done.set(), engine)
     journal.put(SamplerRow("session:sample:3", "", "", 0))
-    made = Request("session:sample:3#1", "session:sample:3", 1, "asample", json.dumps(sample(num_samples=1)).encode())
+    made = Request("session:sample:3#1", "session:sample:3", 1, "asample", json.dumps(body).encode())
     journal.add(made)
     sampling.add(made)
     await asyncio.wait_for(done.wait(), 100)
     result = journal.result(made.id)
-
     assert result is not None
-    assert (result.kind, engine.num_starts) == ("protobuf", 2), result.content
+    assert result.kind == "protobuf", result.content
+    message = MESSAGES["Samples"]()
+    message.ParseFromString(result.content)
+    return message
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,16 @@ def test_a_failed_request_leaves_the_gradient_and_the_order(base: BaseModel, tmp
     assert_same_bits(state(failing), state(plain))
 
 
+def test_a_wrong_step_fails_in_its_place_and_the_next_request_runs(base: BaseModel, tmp_path: Path) -> None:
+    client = Client(tmp_path, base)
+    client.start()
+    client.create()
+    wrong = client.error(client.step(1, beta2=1.0))
+
+    assert (wrong["category"], wrong["error"][:20]) == ("user", "$.adam_params.beta2 ")
+    client.wait(client.step(2))
+
+
 def test_a_model_beyond_the_memory_is_refused_until_another_session_ends(base: BaseModel, tmp_path: Path) -> None:
     probe = Client(tmp_path / "probe", base)
     probe.start()
@@ -165,8 +175,11 @@ def test_a_model_of_another_base_or_a_larger_rank_is_refused(base: BaseModel, tm
     client.start()
     body = {"session_id": "s", "model_seq_id": 0, "base_model": "large"}
     other = client.send("create_model", 0, body, "s:train:0")
+    load = {"session_id": "s", "model_seq_id": 1, "path": "tinker://a", "optimizer": True, "base_model": "large"}
+    loaded = client.send("load_weights", 0, load, "s:train:1")
 
-    assert client.error(other)["error"] == "base_model = large is not served. Use base."
+    for name in (other, loaded):
+        assert client.error(name)["error"].startswith("base_model = large is not served. Use base: one service has")
     assert client.error(client.create(rank=17))["error"].startswith("rank = 17 is over 16.")
     assert client.error(client.step(1))["error"].startswith(f"The model {MODEL} was not created.")
 
