@@ -34,6 +34,11 @@ class WarmCommand:
         self._process.start()
 
     @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
     def returncode(self) -> int | None:
         return self._process.exitcode
 
@@ -53,9 +58,8 @@ class WarmCommand:
 
     def kill(self) -> None:
         """End it and what it started; returns when it has ended."""
-        assert self._process.pid is not None
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()  # one that has no group of its own yet
         self._process.join()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -81,7 +81,7 @@ def test_a_wrong_neighbour_is_one_line_before_anything_starts(
         for option in options_of(wrong, user)
     ]
 
-    finished = cluster.run(*options, timeout_s=180.0)
+    finished = cluster.run(*options, timeout_s=400.0)
 
     expect_refusal(wrong, user, finished)
     assert cluster.actors("CoordinatorProcess") == []
