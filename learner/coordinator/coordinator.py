@@ -226,7 +226,7 @@ class Coordinator:
 
     def lose_server(self, server: str, reason: str) -> None:
         """Take back the samples of a server that died, which counts against its samples."""
-        self._ledger.add_event("server_lost", f"{server}: {reason}")
+        self._ledger.add_event("server_lost", f"{server}: {reason.removeprefix(f'{server}: ')}")
         self._forget_server(server, reason)
 
     def _forget_server(self, server: str, reason: str) -> None:

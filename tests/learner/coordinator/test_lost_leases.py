@@ -39,11 +39,11 @@ def test_server_that_says_hello_again_has_lost_its_leases(script: Script) -> Non
 def test_server_that_died_is_given_nothing_until_it_asks_again(script: Script) -> None:
     script.demand(num_groups=2)
     script.tell("s1", m.Demand(**script.stamp, num_groups=2, policy_version=0, heard_of_lease=0, leases={}))
-    script.coordinator.lose_server("s1", "s1 died")
+    script.coordinator.lose_server("s1", "s1: died")
     assert script.take("s1", m.Lease) == []
     assert script.states() == {"pending": 2}
-    assert script.rows("SELECT DISTINCT reason FROM prompts") == [("server: s1 died",)]
-    assert script.rows("SELECT detail FROM events WHERE kind = 'server_lost'") == [("s1: s1 died",)]
+    assert script.rows("SELECT DISTINCT reason FROM prompts") == [("server: s1: died",)]
+    assert script.rows("SELECT detail FROM events WHERE kind = 'server_lost'") == [("s1: died",)]
 
 
 def test_lease_that_a_server_heard_of_and_does_not_have_goes_out_again(script: Script) -> None:
