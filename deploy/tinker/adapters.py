@@ -122,6 +122,7 @@ class BaseModel:
         self._model = load_model(settings).to(self.device)
         scored_model(self._model).method = method
         self._layers = adapted_layers(self._model)
+        self.layer_kinds = sorted({name.rpartition(".")[2] for name in self._layers})  # such as q_proj
         self.vocab_size = int(self._model.config.vocab_size)
 
     def __call__(self, **inputs: Any) -> Any:

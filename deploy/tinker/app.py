@@ -286,6 +286,7 @@ _PLACES: dict[str, Callable[[bytes], tuple[str, int]]] = {
     "save_weights": _place_of_head,
     "load_weights": _place_of(bodies.LoadWeights, _place_of_load),
     "save_weights_for_sampler": _place_of_head,
+    "save_weights_external": _place_of_head,
 }
 
 

@@ -62,6 +62,8 @@ def _make_app(given: argparse.Namespace, key: str | None) -> Any:
     limits = Limits(int(given.adapter_gib * 2**30), given.max_rank, (*names, str(model)))
     on_cpus = base.device.type == "cpu"
     lora = {"enable_lora": True, "max_lora_rank": given.max_rank, "max_loras": 8, "load_format": "auto"}
+    # No adapter has a head. On CPUs vLLM's adapted head ends the engine when several prompts are scored at a time.
+    lora["lora_target_modules"] = base.layer_kinds
     engine = EngineRequest(
         model=str(model),
         dtype=given.dtype,

@@ -203,6 +203,12 @@ class Learning:
         sampler = SamplerRow(sampler_id(session, body.sampling_session_seq_id), path, place, row.step)
         return _json(sampling_session_id=sampler.id, type="save_weights_for_sampler"), [saved, sampler]
 
+    def _refuse_external(self, request: Request) -> Made:
+        raise RequestError(
+            "save_weights_external is not served. Use save_weights_for_sampler: its folder, below samplers/ in the "
+            "service's --folder, is an adapter as peft loads it."
+        )
+
     def _make(self, form: AdapterForm) -> Adapter:
         """Return a new adapter for which there is memory."""
         if form.rank > self._limits.max_rank:
@@ -280,4 +286,5 @@ _VERBS: dict[str, Callable[[Learning, Request], Made]] = {
     "save_weights": Learning._save,
     "load_weights": Learning._load,
     "save_weights_for_sampler": Learning._save_sampler,
+    "save_weights_external": Learning._refuse_external,
 }

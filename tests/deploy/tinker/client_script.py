@@ -27,7 +27,8 @@ def main() -> None:
     found["forward"] = values(client.forward(data, "cross_entropy").result())
     found["custom"] = client.forward_backward_custom(data, custom_loss).result().metrics["of_tokens"]
     sampler = client.save_weights_and_get_sampling_client()
-    found["prompt_logprobs"] = [sampler.compute_logprobs(text(tokens)).result()[1:] for tokens in TOKENS]
+    scores = [sampler.compute_logprobs(text(tokens)) for tokens in TOKENS]  # at the same time
+    found["prompt_logprobs"] = [each.result()[1:] for each in scores]
     found |= sample_and_train(client, sampler)
     again = service.create_training_client_from_state_with_optimizer(saved).result()
     found["loaded"] = values(again.forward(data, "cross_entropy").result())

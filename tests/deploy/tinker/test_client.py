@@ -57,7 +57,7 @@ def run_client(address: str, *arguments: str, key: str = KEY) -> subprocess.Comp
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what the script got."""
     folder = tmp_path_factory.mktemp("tinker")
-    model = make_tiny_model(folder / "model", tied=True)
+    model = make_tiny_model(folder / "model", tied=False)
     (folder / "key").write_text(KEY)
     with service(model, folder, "--name", "tiny", "--key-file", str(folder / "key")) as address:
         refused = run_client(address, "tiny", key="tml-another-key-here")

@@ -139,14 +139,17 @@ def test_a_failed_request_leaves_the_gradient_and_the_order(base: BaseModel, tmp
     assert_same_bits(state(failing), state(plain))
 
 
-def test_a_wrong_step_fails_in_its_place_and_the_next_request_runs(base: BaseModel, tmp_path: Path) -> None:
+def test_a_refused_request_fails_in_its_place_and_the_next_one_runs(base: BaseModel, tmp_path: Path) -> None:
     client = Client(tmp_path, base)
     client.start()
     client.create()
     wrong = client.error(client.step(1, beta2=1.0))
+    body = {"model_id": MODEL, "seq_id": 2, "path": "mine"}
+    external = client.error(client.send("save_weights_external", 2, body))
 
     assert (wrong["category"], wrong["error"][:20]) == ("user", "$.adam_params.beta2 ")
-    client.wait(client.step(2))
+    assert (external["category"], external["error"][:21]) == ("user", "save_weights_external")
+    client.wait(client.step(3))
 
 
 def test_a_model_beyond_the_memory_is_refused_until_another_session_ends(base: BaseModel, tmp_path: Path) -> None:
