@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import json
 import logging
+import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,11 @@ class Sampling:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Stop vLLM's processes."""
+        """Stop vLLM's processes, and those of an engine that is starting: they outlive a service that a signal ends."""
         if self._llm is not None:
             self._llm.shutdown(timeout=5.0)
+        for child in multiprocessing.active_children():
+            child.terminate()
 
     async def _run(self, request: Request) -> None:
         try:

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import multiprocessing
+import signal
 import threading
+import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -187,6 +190,15 @@ async def test_a_sample_survives_an_engine_that_dies_as_it_starts(tmp_path: Path
 
     assert list(np.frombuffer(sampled.sequences[0].tokens, np.int32)) == [7]
     assert engine.num_starts == 2
+
+
+async def test_a_process_of_an_engine_that_is_starting_ends_with_the_service(tmp_path: Path) -> None:
+    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    child.start()
+    Sampling(Journal(tmp_path / "journal.sqlite"), engine_of("tiny"), tmp_path, print).close()
+    await asyncio.to_thread(child.join, 60)
+
+    assert child.exitcode == -signal.SIGTERM
 
 
 async def test_only_the_requested_end_of_a_prompt_has_logprobs(tmp_path: Path) -> None:
