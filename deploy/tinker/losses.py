@@ -83,6 +83,8 @@ def loss_of(request: Pass, vocab_size: int, max_tokens: int) -> tuple[Loss, dict
             known = ", ".join(constants) or "none"
             raise RequestError(f"loss_fn_config.{name} = {value} is not served with {request.loss_fn}. Known: {known}.")
         constants[name] = value
+    if _BOUNDS[0] in constants and not constants[_BOUNDS[0]] <= constants[_BOUNDS[1]]:
+        raise RequestError(f"loss_fn_config = {constants}. {_BOUNDS[0]} must be at most {_BOUNDS[1]}.")
     for number, datum in enumerate(request.data):
         _check(f"data[{number}]", datum, loss, vocab_size, max_tokens)
     return loss, constants
@@ -104,7 +106,7 @@ def _check(where: str, datum: Datum, loss: Loss, vocab_size: int, max_tokens: in
                 f"{where}.{name} has the shape {list(array.shape)}. Give [{count}], one number for each token."
             )
     for tokens in (datum.tokens, datum.inputs[TARGETS]):
-        if np.any((tokens < 0) | (tokens >= vocab_size)):
+        if tokens.dtype.kind != "i" or np.any((tokens < 0) | (tokens >= vocab_size)):
             raise RequestError(
                 f"{where} has a token outside 0 to {vocab_size - 1}. Use the tokenizer of the base model."
             )

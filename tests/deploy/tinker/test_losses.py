@@ -142,6 +142,11 @@ REFUSED = [
         "loss_fn_config.beta = 1.0 is not served with cross_entropy",
     ),
     (Pass(WEIGHTED, "ppo", {}, False), r"data\[0\] has the inputs target_tokens, weights. Give advantages, logprobs"),
+    (Pass(DATA, "ppo", {"clip_low_threshold": 1.3}, False), "clip_low_threshold must be at most clip_high_threshold"),
+    (
+        Pass([Datum(np.asarray([5]), {"target_tokens": np.asarray([np.nan], np.float32)})], "cross_entropy", {}, False),
+        r"data\[0\] has a token outside 0 to 271",
+    ),
     (Pass([datum([1, 300])], "cross_entropy", {}, False), r"data\[0\] has a token outside 0 to 271"),
     (Pass([datum([1] * 34)], "cross_entropy", {}, False), r"data\[0\] has 33 tokens. Give 1 to 32"),
     (Pass([datum([1, 2, 3], weights=[1.0])], "cross_entropy", {}, False), r"data\[0\].weights has the shape \[1\]"),
