@@ -107,7 +107,7 @@ class Prompt(Body):
 class SamplingParams(Body):
     max_tokens: int | None = Field(None, ge=1)
     seed: int | None = None
-    stop: str | list[str] | list[int] | None = None  # None: end of text; an empty list: nothing stops
+    stop: str | list[str] | list[int] | None = None  # besides the end of text; an empty list: nothing stops
     temperature: float = Field(1.0, ge=0)
     top_k: int = -1
     top_p: float = Field(1.0, gt=0, le=1)

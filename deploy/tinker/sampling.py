@@ -180,7 +180,7 @@ def _vllm_params(body: Sample, num_prompt: int, spec: EngineRequest) -> Any:
         seed=None if spec.on_cpus else given.seed,
         stop=texts,
         stop_token_ids=[each for each in stop or [] if isinstance(each, int)],
-        ignore_eos=stop is not None,
+        ignore_eos=stop == [],
         include_stop_str_in_output=True,
         detokenize=bool(texts),
         skip_special_tokens=False,

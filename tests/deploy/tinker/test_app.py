@@ -18,9 +18,10 @@ import pytest
 
 from deploy.tinker.adapters import BaseModel
 from deploy.tinker.app import About, Api
+from deploy.tinker.bodies import Sample
 from deploy.tinker.journal import Journal, Request, SamplerRow
 from deploy.tinker.learning import Learning, Limits
-from deploy.tinker.sampling import Sampling
+from deploy.tinker.sampling import Sampling, _vllm_params
 from deploy.tinker.wire import MESSAGES
 from protocol.errors import NeighbourError
 from tests.deploy.tinker.played_client import MODEL, datum, pass_body, read_logprobs
@@ -161,6 +162,12 @@ async def test_a_sampling_session_of_the_base_model_names_it_in_each_sample(http
 
     assert made["sampling_session_id"] == shown["sampler_id"] == "session:sample:3"
     assert sent["sample_sequence_ids"] == ["base@0/session:sample:3/1/0", "base@0/session:sample:3/1/1"]
+
+
+@pytest.mark.parametrize(("stop", "ignores"), [(None, False), ([], True), (["]"], False), ([7], False), ("]", False)])
+def test_the_end_of_text_stops_a_sample_unless_the_list_of_stops_is_empty(stop: Any, ignores: bool) -> None:
+    body = Sample.model_validate(sample(sampling_params={"stop": stop}))
+    assert _vllm_params(body, 2, engine_of("tiny")).ignore_eos is ignores
 
 
 class SecondStart:
