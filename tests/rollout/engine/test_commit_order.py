@@ -39,7 +39,7 @@ class Vllm:
         resources = SimpleNamespace(engine_manager=None)
         self.engine_core = SimpleNamespace(pause_scheduler_async=self._pause, resources=resources)
         scheduler = SimpleNamespace(scheduler_cls="", max_num_seqs=8)
-        cache = SimpleNamespace(num_gpu_blocks=None, block_size=16)
+        cache = SimpleNamespace(num_gpu_blocks=None, block_size=16, enable_prefix_caching=True)
         self.vllm_config = SimpleNamespace(scheduler_config=scheduler, cache_config=cache)
 
     def get_tokenizer(self) -> Any:
