@@ -22,6 +22,7 @@ class Server:
     unreachable_since: float | None = None  # time of the first message that found no connection, monotonic seconds
     policy_version: int | None = None  # version of its weights; None: they are not synced
     num_wanted: int = 0  # groups that it has room for
+    num_leased: int = 0  # groups that it has, with leases on their way
     heartbeat: m.Heartbeat | None = None
     demand: m.Demand | None = None  # its last one
 
@@ -32,8 +33,8 @@ class Servers:
     def __init__(self) -> None:
         self._servers: dict[str, Server] = {}
         self._num_running = self._num_outside = 0  # sums over heartbeats: samples in an engine, and outside
-        # (versions, (room, name) of the servers that may be leased to, in order); None: a server has changed
-        self._order: tuple[range, list[tuple[int, str]]] | None = None
+        # (versions, the places in the order of the servers that may be leased to); None: a server has changed
+        self._order: tuple[range, list[tuple[int, int, str]]] | None = None
 
     def note(self, name: str) -> Server:
         """Record that a server sent a message; returns its state, a new one for a new server."""
@@ -60,21 +61,23 @@ class Servers:
 
     def note_hello(self, name: str, message: m.Hello) -> None:
         server = self.note(name)
-        self._update(server, server.num_wanted, message.policy_version)
+        self._update(server, server.num_wanted, server.num_leased, message.policy_version)
 
     def note_demand(self, name: str, message: m.Demand) -> bool:
         """Record a server's room, less the leases on their way; False when the message repeats its last one."""
         server = self.note(name)
         while server.unheard and server.unheard[0] <= message.heard_of_lease:
             server.unheard.popleft()
-        self._update(server, max(0, message.num_groups - len(server.unheard)), message.policy_version)
+        num_unheard = len(server.unheard)
+        num_wanted, num_leased = max(0, message.num_groups - num_unheard), len(message.leases) + num_unheard
+        self._update(server, num_wanted, num_leased, message.policy_version)
         is_new, server.demand = message != server.demand, message
         return is_new
 
     def note_heartbeat(self, name: str, message: m.Heartbeat) -> None:
         server = self.note(name)
         server.heartbeat = message
-        self._update(server, server.num_wanted, message.policy_version)
+        self._update(server, server.num_wanted, server.num_leased, message.policy_version)
         self._num_running += message.num_running
         self._num_outside += message.num_waiting
 
@@ -90,14 +93,18 @@ class Servers:
         server = self._servers.setdefault(name, Server())
         server.is_here, server.demand = False, None
         server.unheard.clear()
-        self._update(server, 0, None)
+        self._update(server, 0, 0, None)
 
     def next_to_lease(self, versions: range, other_than: Set[str] = frozenset()) -> str | None:
-        """Return the server with the most room among those with weights of one of these versions."""
+        """Return the server with the fewest groups among those with room and weights of one of these versions.
+
+        Of two with as many groups it is the one with more room. Room alone would starve a server: one that has learned
+        that its samples wait for rewards names four times the room of a new one, and gets the whole staleness window.
+        """
         if self._order is None or self._order[0] != versions:
-            room = [(server.num_wanted, name) for name, server in self._servers.items() if server.num_wanted > 0]
-            self._order = versions, sorted(pair for pair in room if self._servers[pair[1]].policy_version in versions)
-        return next((name for _, name in reversed(self._order[1]) if name not in other_than), None)
+            able = [(name, server) for name, server in self._servers.items() if server.policy_version in versions]
+            self._order = versions, sorted(_place(name, server) for name, server in able if server.num_wanted > 0)
+        return next((name for *_, name in self._order[1] if name not in other_than), None)
 
     def able(self, versions: range) -> set[str]:
         """Return the servers with weights of one of these versions, busy ones too."""
@@ -108,12 +115,13 @@ class Servers:
         server = self._servers[name]
         assert server.policy_version is not None
         if self._order is not None:
-            order, before = self._order[1], (server.num_wanted, name)
-            if (place := bisect_left(order, before)) < len(order) and order[place] == before:
-                del order[place]
+            order, before = self._order[1], _place(name, server)
+            if (index := bisect_left(order, before)) < len(order) and order[index] == before:
+                del order[index]
                 if server.num_wanted > 1:
-                    insort(order, (server.num_wanted - 1, name))
+                    insort(order, (server.num_leased + 1, 1 - server.num_wanted, name))
         server.num_wanted -= 1
+        server.num_leased += 1
         server.newest_lease = number
         server.unheard.append(number)
         return server.policy_version
@@ -131,14 +139,20 @@ class Servers:
             is_any_here = is_any_here or server.is_here
         return is_any_here
 
-    def _update(self, server: Server, num_wanted: int, policy_version: int | None) -> None:
-        if (server.num_wanted, server.policy_version) != (num_wanted, policy_version):
-            server.num_wanted, server.policy_version = num_wanted, policy_version
+    def _update(self, server: Server, num_wanted: int, num_leased: int, policy_version: int | None) -> None:
+        new = num_wanted, num_leased, policy_version
+        if (server.num_wanted, server.num_leased, server.policy_version) != new:
+            server.num_wanted, server.num_leased, server.policy_version = new
             self._order = None
 
     def status(self) -> dict[str, ServerStatus | None]:
         """Return each server's state for a live view; None before its first heartbeat."""
         return {name: _status_of(server.heartbeat) for name, server in self._servers.items()}
+
+
+def _place(name: str, server: Server) -> tuple[int, int, str]:
+    """Return a server's place in the order of those that are leased to next."""
+    return server.num_leased, -server.num_wanted, name
 
 
 def _status_of(heartbeat: m.Heartbeat | None) -> ServerStatus | None:

@@ -196,13 +196,14 @@ class _Run:
         return speed
 
     def _lease(self) -> None:
-        """Lease new groups to the server with the most room, while the window has slots."""
+        """Lease new groups to the server with the fewest of those with room, while the window has slots."""
         size = self._layout.group_size
         while len(self._groups) < self._window.size:
             rooms = [self._room(server) for server in range(len(self.engines))]
-            server = rooms.index(max(rooms))
-            if rooms[server] <= 0:
+            with_room = [server for server, room in enumerate(rooms) if room > 0]
+            if not with_room:
                 return
+            server = min(with_room, key=lambda index: (self._num_open[index], -rooms[index]))
             lengths = [self._draw() for _ in range(size)]
             group = _Group(server, self.version, sum(lengths), size)
             self._groups[f"g{self._num_leased}"] = group

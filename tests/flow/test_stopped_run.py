@@ -20,7 +20,7 @@ from tests.flow.user_run import Bring, Left, each_trained_once
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
-_OPTIONS = {"run.max_steps": 1000, "learner.checkpoint_every_steps": 0}
+_OPTIONS = {"run.max_steps": 5000, "learner.checkpoint_every_steps": 0}
 _TRAINED = "SELECT COUNT(*) FROM trajectories WHERE step IS NOT NULL AND server = '{}'"
 _SECRETS = ("token", "ray_token", "keys/coordinator.sec", "keys/peer.sec")
 
@@ -100,7 +100,7 @@ def test_secret_is_in_no_argument_list_and_in_no_file_but_its_own(
 
 
 def test_a_run_in_the_background_is_listed_and_stopped_and_its_output_kept(stopped: Stopped) -> None:
-    assert re.search(r"stopped +│ running \(process \d+\) .* \d+ of 1000 ", stopped.listed)
+    assert re.search(r"stopped +│ running \(process \d+\) .* \d+ of 5000 ", stopped.listed)
     assert (stopped.stopped.stdout, stopped.stopped.stderr) == ("stopped has ended.\n", "")
     assert "stopped by the user" in stopped.output
     assert "report.html" in stopped.output

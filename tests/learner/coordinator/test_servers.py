@@ -10,8 +10,9 @@ from protocol.wire import messages as m
 STAMP: dict[str, Any] = {"run_id": "r1", "incarnation": 1}
 
 
-def demand(num_wanted: int, version: int | None, heard_of: int = 0) -> m.Demand:
-    return m.Demand(**STAMP, num_groups=num_wanted, policy_version=version, heard_of_lease=heard_of, leases={})
+def demand(num_wanted: int, version: int | None, heard_of: int = 0, leases: int = 0) -> m.Demand:
+    held = {f"g{number}": 1 for number in range(leases)}
+    return m.Demand(**STAMP, num_groups=num_wanted, policy_version=version, heard_of_lease=heard_of, leases=held)
 
 
 def book_of(**servers: tuple[int, int | None]) -> Servers:
@@ -24,6 +25,24 @@ def book_of(**servers: tuple[int, int | None]) -> Servers:
 
 def test_next_to_lease_is_the_server_that_wants_most() -> None:
     assert book_of(s1=(1, 4), s2=(3, 4), s3=(2, 4)).next_to_lease(range(4, 5)) == "s2"
+
+
+def test_new_server_with_less_room_gets_groups_until_it_has_as_many() -> None:
+    book = Servers()
+    book.note_demand("busy", demand(250, 4, leases=4))  # its samples wait for rewards: it wants four times as many
+    book.note_demand("new", demand(64, 4))
+    leased = []
+    for number in range(8):
+        leased.append(book.next_to_lease(range(4, 5)))
+        book.reserve_slot(str(leased[-1]), number + 1)
+    assert leased == ["new"] * 4 + ["busy", "new"] * 2
+
+
+def test_server_without_room_gets_nothing_though_it_has_the_fewest_groups() -> None:
+    book = Servers()
+    book.note_demand("full", demand(0, 4, leases=1))
+    book.note_demand("roomy", demand(3, 4, leases=9))
+    assert book.next_to_lease(range(4, 5)) == "roomy"
 
 
 @pytest.mark.parametrize(("num_wanted", "version"), [(0, 4), (3, None), (3, 3), (3, 6)])
