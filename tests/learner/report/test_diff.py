@@ -68,6 +68,26 @@ def _weights(run: Path) -> None:
     path.write_text(path.read_text().replace("abc", "abd"))
 
 
+def _sealed(digest: str) -> Plant:
+    """Write the checkpoint's manifest with another digest of its critic, its ledger and no policy's."""
+
+    def plant(run: Path) -> None:
+        files = {"state/critic.safetensors": digest, "ledger.sqlite": digest}
+        path = run / "checkpoints" / "step_000004" / "MANIFEST.json"
+        path.write_text(json.dumps({"policy_digest": "abc", "files": files}))
+
+    return plant
+
+
+def _without(file: str, place: int) -> Plant:
+    def plant(run: Path) -> None:
+        lines = (run / file).read_text().splitlines(keepends=True)
+        del lines[place]
+        (run / file).write_text("".join(lines))
+
+    return plant
+
+
 _VALUES = (
     '[{"group": "e0-q2-0", "sample_index": 0, "logprobs": [-1], "entropies": [1], "advantages": [0.5]}, '
     '{"group": "e0-q2-1", "sample_index": 0, "logprobs": [], "entropies": [], "advantages": []}]'
@@ -167,6 +187,53 @@ PLANTED: list[tuple[str, Plant, str]] = [
     ("held-out answers", _line("evaluations.jsonl", 4, lambda line: line.update(response="x")), "'x' in B"),
     ("held-out answers", _line("metrics.jsonl", 4, lambda line: line.update({"eval/own/reward": 9.0})), "9.0 in B"),
     ("weights", _weights, "checkpoint step_000004"),
+    ("weights", _sealed("c"), "checkpoint step_000004, state/critic.safetensors"),
+    (
+        "batches",
+        _sql("UPDATE trajectories SET newest_version = 9 WHERE step = 3 AND sample_index = 2"),
+        "newest policy version is 2 in A",
+    ),
+    (
+        "batches",
+        _sql("UPDATE trajectories SET num_turns = 9 WHERE step = 3 AND sample_index = 2"),
+        "turns is 2 in A, 9 in B",
+    ),
+    (
+        "batches",
+        _sql("UPDATE trajectories SET reward_parts = '[]' WHERE step = 3 AND sample_index = 2"),
+        "parts of the reward is ",
+    ),
+    ("held-out answers", _without("evaluations.jsonl", -1), "step 4: sample 1 of b in held_out: A alone has an answer"),
+    ("held-out answers", _line("evaluations.jsonl", 4, lambda line: line.update(label="x")), "'x' in B"),
+]
+
+# Planted differences of which the first is no consequence of the second: (plants, part, step).
+CHAINS: list[tuple[list[Plant], str, int]] = [
+    (
+        [_line("samples.jsonl", 1, lambda line: line.update(reward=9)), _line("samples.jsonl", 2, _token(-1, 1))],
+        "rewards of the same text",
+        1,
+    ),
+    (
+        [
+            _line("metrics.jsonl", 1, lambda line: line.update({"policy/loss": 9.0})),
+            _line("samples.jsonl", 2, _token(-1, 1)),
+            _sql("UPDATE prompts SET uid = 'other' WHERE position = 8"),  # of step 4
+        ],
+        "figures of the learner",
+        1,
+    ),
+    (
+        [
+            lambda run: (run / "learner_values" / "step_2.rank_0.json").write_text(_VALUES.replace("0.5", "9")),
+            _line("samples.jsonl", 3, lambda line: line["logprobs"].__setitem__(-1, -9.0)),
+            _line("evaluations.jsonl", 0, lambda line: line.update(response="x")),
+        ],
+        "learner's values of the same text",
+        2,
+    ),
+    ([_weights, _line("samples.jsonl", 4, _token(-1, 1))], "sampled tokens", 4),
+    ([_yaml("learner.lr", 0.5), _line("samples.jsonl", 1, _token(-1, 1))], "settings", 0),
 ]
 
 
@@ -185,7 +252,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     (a / "installation.json").write_text('{"sluice": "1", "python": "3.11.2", "torch": "2", "vllm": "0.3"}')
     (a / "models.json").write_text('{"policy.model, its weights": "abc"}')
     (a / "checkpoints" / "step_000004").mkdir(parents=True)
-    (a / "checkpoints" / "step_000004" / "MANIFEST.json").write_text('{"policy_digest": "abc"}')
+    _sealed("b")(a)
     (a / "learner_values").mkdir()
     (a / "learner_values" / "step_2.rank_0.json").write_text(_VALUES)
     _sql(META)(a)
@@ -208,6 +275,83 @@ def test_each_planted_difference_is_named(
     found = [each for each in find_differences(a, b) if each.difference]
     assert [each.part for each in found] == [part]
     assert words in found[0].difference
+
+
+@pytest.mark.parametrize(("plants", "part", "step"), CHAINS)
+def test_the_first_difference_of_the_earliest_step_is_where_runs_part(
+    plants: list[Plant],
+    part: str,
+    step: int,
+    pair: tuple[Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = shutil.copytree(pair[1], tmp_path / "b")
+    for plant in plants:
+        plant(other)
+    assert main([str(pair[0]), str(other)]) == 1
+    at = f" of step {step}" if step else ""
+    assert capsys.readouterr().out.endswith(f"The runs part at: {part}{at}.\n")
+
+
+def test_time_faults_and_folders_are_no_difference(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    a, b = (shutil.copytree(pair[0], tmp_path / name) for name in "ab")
+    for run, folder in ((a, "/home/a"), (b, "/home/b")):
+        for name in ("policy.model", "critic.model", "data.train"):
+            _yaml(name, f"{folder}/{name}")(run)
+        _yaml("data.eval", [{"path": f"{folder}/own.jsonl"}])(run)
+        _yaml("learner.loss", f"{folder}/loss.py:loss")(run)
+    _sql("UPDATE trajectories SET started_at = 1, finished_at = 2, received_at = 3, server = 'x', attempt = 4")(b)
+    figures = {
+        "time_s": 1.0,
+        "at_s": 2.0,
+        "perf/mfu": 3.0,
+        "eval/failed": 4,
+        "eval/version_min": 5,
+        "eval/version_max": 6,
+    }
+    _line("metrics.jsonl", 4, lambda line: line.update(figures))(b)
+    assert [each for each in find_differences(a, b) if each.difference] == []
+    _yaml("data.eval", [{"path": "/home/b/others.jsonl"}])(b)
+    assert [each.part for each in find_differences(a, b) if each.difference] == ["settings"]
+
+
+def test_steps_that_a_resume_repeated_are_not_compared(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    resumed = shutil.copytree(pair[1], tmp_path / "b")
+    lines = [json.loads(text) for text in (resumed / "samples.jsonl").read_text().splitlines()]
+    lost = [{**each, "step": 3, "tokens": [1]} for each in lines if each["step"] == 4]
+    kept = [each for each in lines if each["step"] <= 3], [each for each in lines if each["step"] == 3]
+    once_more = [each for each in lines if each["step"] == 2]
+    (resumed / "samples.jsonl").write_text(
+        "".join(json.dumps(each) + "\n" for each in [*kept[0], *lost, *once_more, *kept[1]])
+    )
+    assert [each for each in find_differences(pair[0], resumed) if each.difference] == []
+
+
+def test_what_was_not_compared_is_said(
+    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("metrics.jsonl", "installation.json"):
+        other = shutil.copytree(pair[1], tmp_path / f"without {name}")
+        (other / name).unlink()
+        assert main([str(pair[0]), str(other)]) == 0
+        part = "installation" if name == "installation.json" else "figures of the data, figures of the learner"
+        assert f"No difference was found in the other parts. Not compared: {part}.\n" in capsys.readouterr().out
+    other = shutil.copytree(pair[1], tmp_path / "b")
+    _without("metrics.jsonl", 2)(other)
+    found = [each.difference for each in find_differences(pair[0], other) if each.difference]
+    assert found == ["step 2: A alone has figures"] * 3
+
+
+@pytest.mark.parametrize("name", ["installation.json", "models.json", "checkpoints/step_000004/MANIFEST.json"])
+def test_a_damaged_file_is_one_line(
+    name: str, pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = shutil.copytree(pair[1], tmp_path / "b")
+    for content in ("{", "[1]"):
+        (other / name).write_text(content)
+        assert main([str(pair[0]), str(other)]) == 2
+        assert capsys.readouterr().err.startswith(f"A file of {pair[0]} or {other} was changed or cut off: ")
 
 
 def test_a_run_with_fewer_steps_is_said(
