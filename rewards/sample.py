@@ -45,9 +45,13 @@ class Score:
     logs: Mapping[str, float] = field(default_factory=dict)  # other finite numbers for the report, by name
 
     def __post_init__(self) -> None:
+        """Make plain numbers and names of those of other libraries: a process sends them on as JSON."""
         for name, number in {"reward": self.reward, "score": self.score, **self.logs}.items():
             if number is not None and not math.isfinite(number):
                 raise ValueError(f"{name} is {number}, expected a finite number")
+        object.__setattr__(self, "reward", float(self.reward))
+        object.__setattr__(self, "score", None if self.score is None else float(self.score))
+        object.__setattr__(self, "logs", {one_line(str(name)): float(value) for name, value in self.logs.items()})
 
 
 class SampleError(BodyError):
@@ -64,7 +68,7 @@ class ScorerFailure(Exception):
     index: position of the sample; None: the whole request. place: "FILE:LINE" of the user's code; empty: unknown.
     """
 
-    def __init__(self, index: int | None, kind: str, message: str, place: str = "") -> None:
+    def __init__(self, index: int | None, kind: str, message: object, place: str = "") -> None:
         message = one_line(message, _MAX_CHARACTERS)
         super().__init__(f"{kind}: {message}" + (f" ({place})" if place else ""))
         self.index, self.kind, self.message, self.place = index, kind, message, place

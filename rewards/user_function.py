@@ -100,7 +100,7 @@ class UserFunction:
         if (kind, place) not in self._logged:  # once: the function may fail on every sample
             self._logged.add((kind, place))
             traceback.print_exception(error)
-        return ScorerFailure(index, kind, str(error), place)
+        return ScorerFailure(index, kind, error, place)
 
 
 def _check_options(function: Callable[..., Any], where: str, reads: str, label_name: str) -> None:

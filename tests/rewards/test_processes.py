@@ -8,7 +8,7 @@ import pytest
 
 from rewards import processes
 from rewards.function_process import load_scorer
-from rewards.sample import ScorerFailure, make_sample
+from rewards.sample import Score, ScorerFailure, make_sample
 
 SAMPLES = [make_sample("", "", label) for label in ("wait", "right")]
 
@@ -29,6 +29,28 @@ async def test_function_that_kills_its_process_fails_its_sample_alone(tmp_path: 
         await scorer(SAMPLES)
     assert failure.value.index == 0
     assert (await scorer(SAMPLES[1:]))[0].reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("returned", "score"),
+    [
+        ("Score(numpy.float32(0.5), numpy.float16(1), {'n': numpy.int64(3)})", Score(0.5, 1.0, {"n": 3.0})),
+        ("Score(torch.tensor([0.5]), logs={'a': torch.tensor(2)})", Score(0.5, logs={"a": 2.0})),
+        ("{'score': numpy.float32(0.5), ('a', 1): 2.0, None: 3.0}", Score(0.5, logs={"('a', 1)": 2.0, "None": 3.0})),
+        (r"{'score': 0.5, '\udc80': 1.0}", Score(0.5, logs={"?": 1.0})),
+    ],
+)
+async def test_numbers_and_names_of_other_libraries_become_plain_ones(
+    tmp_path: Path, returned: str, score: Score
+) -> None:
+    body = f"import numpy, torch; from rewards.sample import Score; return {returned}"
+    assert await load_scorer(_scorer_of(tmp_path, body))(SAMPLES) == [score, score]
+
+
+async def test_error_without_a_text_fails_its_sample(tmp_path: Path) -> None:
+    body = "raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})"
+    with pytest.raises(ScorerFailure, match=r"^Mute: <Mute without a text>"):
+        await load_scorer(_scorer_of(tmp_path, body))(SAMPLES)
 
 
 async def test_what_a_function_prints_is_not_read_as_a_reply(tmp_path: Path) -> None:
