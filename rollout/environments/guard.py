@@ -161,7 +161,7 @@ def _checked_step(step: Any) -> Step:
         raise _wrong("the step's finish is", step.finish, f"None or one of {', '.join(_FINISHES)}")
     return Step(
         _checked_observation(step.observation),
-        bool(step.is_done),
+        _checked_flag(step.is_done),
         _checked_number(step.reward, "reward"),
         step.finish,
         _checked_number(step.score, "score"),
@@ -202,6 +202,14 @@ def _checked_text(text: Any, subject: str) -> str:
     if len(text) > _MAX_CHARACTERS:
         raise NeighbourError(ENVIRONMENT, f"{subject} has {len(text)} characters, at most {_MAX_CHARACTERS}")
     return text
+
+
+def _checked_flag(value: Any) -> bool:
+    """Return is_done as a bool. A text, or a method that nobody called, is true in Python and decides nothing here."""
+    plain = value.item() if hasattr(value, "item") else value
+    if plain is None or isinstance(plain, int | float):
+        return bool(plain)
+    raise _wrong("the step's is_done is", value, "True or False")
 
 
 def _checked_number(value: Any, subject: str) -> float | None:

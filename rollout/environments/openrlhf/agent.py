@@ -52,7 +52,7 @@ class FunctionAgent:
         if not isinstance(returned, tuple | list) or len(returned) < 3:
             raise _wrong("step", returned, "a dict, or (reward, next state, done, info)")
         reward, following, done, *_ = returned
-        return _feedback(following, observation + action), Step(is_done=bool(done), reward=reward)
+        return _feedback(following, observation + action), Step(is_done=done, reward=reward)
 
 
 class InstanceAgent:
@@ -136,7 +136,7 @@ def _step_of(returned: Mapping[str, Any]) -> Step:
     if returned.get("environment_images"):
         raise NeighbourError(_ENVIRONMENT, "step returned environment_images, and the policy reads text only")
     logs = returned.get("extra_logs") or {}
-    return Step(is_done=bool(returned["done"]), reward=returned["rewards"], score=returned.get("scores"), logs=logs)
+    return Step(is_done=returned["done"], reward=returned["rewards"], score=returned.get("scores"), logs=logs)
 
 
 def _feedback(following: Any, before: str) -> str:

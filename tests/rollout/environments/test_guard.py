@@ -124,6 +124,8 @@ async def test_prompt_that_is_no_prompt_fails_the_sample(prompt: Any, problem: s
         (Step(Observation(b"x")), "the observation's body is b'x' (bytes), expected text"),  # type: ignore[arg-type]
         (Step(Observation("x", head=None)), "the observation's head is None (NoneType), expected text"),  # type: ignore[arg-type]
         (Step("x" * ((1 << 20) + 1)), "the observation's body has 1048577 characters, at most 1048576"),
+        (Step(is_done="False"), "the step's is_done is 'False' (str), expected True or False"),  # type: ignore[arg-type]
+        (Step(is_done=lambda: False), "the step's is_done is <function"),  # type: ignore[arg-type]
         (
             Step(is_done=True, finish="won"),  # type: ignore[arg-type]
             "the step's finish is 'won' (str), expected None or one of answer, stop, length, turns",
@@ -132,7 +134,7 @@ async def test_prompt_that_is_no_prompt_fails_the_sample(prompt: Any, problem: s
         (Step(reward=float("inf")), "gave the reward inf"),
         (Step(reward=10**400), "OverflowError: int too large to convert to float"),
         (Step(reward=np.array([1.0, 2.0])), "ValueError: can only convert an array of size 1"),  # type: ignore[arg-type]
-        (Step(is_done=np.array([True, False])), "its answer cannot be read: ValueError: The truth value"),  # type: ignore[arg-type]
+        (Step(is_done=np.array([True, False])), "its answer cannot be read: ValueError: can only convert"),  # type: ignore[arg-type]
         (Step(finish=np.array(["answer", "stop"])), "its answer cannot be read: ValueError: The truth value"),  # type: ignore[arg-type]
     ],
 )
@@ -157,6 +159,11 @@ async def test_prompt_of_a_class_that_cannot_be_read_fails_the_sample() -> None:
 async def test_reward_may_be_any_kind_of_number(reward: Any) -> None:
     step = await _guarded(Step(is_done=True, reward=reward)).step(TURN)
     assert (step.reward, type(step.reward)) == (1.0, float)
+
+
+@pytest.mark.parametrize("is_done", [True, 1, np.bool_(True), np.array([True])])
+async def test_end_may_be_any_kind_of_flag(is_done: Any) -> None:
+    assert (await _guarded(Step(is_done=is_done)).step(TURN)).is_done is True
 
 
 async def test_text_of_an_observation_is_its_body() -> None:
