@@ -71,7 +71,7 @@ def _merge(folder: Path, output: Path | None) -> int:
 def read(path: Path, trainer: str | None = None) -> tuple[Draft, str]:
     """Return a file's first command as a draft, and its name.
 
-    Raises: SettingsError when the file has no command of a known trainer.
+    Raises: SettingsError when the file has no command of a known trainer, or text where an option takes a number.
     """
     commands = commands_of(path, trainer)
     if not commands:
@@ -80,7 +80,10 @@ def read(path: Path, trainer: str | None = None) -> tuple[Draft, str]:
         )
     first, *others = commands
     draft = draft_of(first.form.trainer, first.form.tables, first.options)
-    first.form.convert(draft)
+    try:
+        first.form.convert(draft)
+    except ValueError as error:  # of float: it names the text
+        raise SettingsError(f"migrate: {path}: an option of {first.name} takes numbers: {error}.") from None
     finish(draft)
     draft.missing |= first.lost
     for other in others:

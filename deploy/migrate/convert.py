@@ -1,6 +1,7 @@
 """Options of another trainer, by its table, to settings with the reason of each."""
 
 import ast
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class Draft:
     def number(self, name: str, default: float = 0) -> Any:
         """Return an option's number; the default for text, which is listed then."""
         value = value_of(self.text(name, str(default)))
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return value
         self.missing.setdefault(self.label(name), f"It is not a number; {default:g} is written")
         return default

@@ -32,7 +32,7 @@ def put_ranks(draft: Draft, nodes: int, gpus: int, *names: str) -> None:
 def put_launched_ranks(draft: Draft, machines: str, processes: str) -> None:
     """Write the ranks that a launcher starts; processes: on all machines together, if it is said."""
     nodes = int(draft.number(machines, 1))
-    put_ranks(draft, nodes, max(1, int(draft.number(processes, 1)) // nodes), machines, processes)
+    put_ranks(draft, nodes, max(1, int(draft.number(processes, 1)) // max(1, nodes)), machines, processes)
     if processes not in draft.asked:
         draft.put("learner.num_ranks", draft.settings["learner.num_ranks"][0], why="the command does not say the GPUs")
 

@@ -86,7 +86,7 @@ def _write_step(draft: Draft, size: int) -> None:
     each = draft.number("steps_per_generation", parts)
     whole = draft.number("generation_batch_size", micro * each)
     epochs = int(draft.number("num_iterations", 1))
-    prompts = max(1, round(whole / size))
+    prompts = max(1, round(whole / max(1, size)))
     names = "generation_batch_size" if "generation_batch_size" in draft.asked else "per_device_train_batch_size"
     joint.put_step(draft, prompts, size, micro * parts, names, "gradient_accumulation_steps", epochs)
     if prompts * size != whole:
@@ -98,7 +98,9 @@ def _put_steps(draft: Draft, setting: str, updates: float, *names: str) -> None:
     """Write a number of steps. updates: TRL counts each update as a step."""
     parts = ("learner.num_mini_batches", "learner.num_epochs")
     of_step = math.prod(draft.settings.get(part, (1, ""))[0] for part in parts)
-    draft.put(setting, math.ceil(updates / of_step), *names, why=f"{of_step} updates a step" if of_step > 1 else "")
+    draft.put(
+        setting, math.ceil(updates / max(1, of_step)), *names, why=f"{of_step} updates a step" if of_step > 1 else ""
+    )
 
 
 def _write_length(draft: Draft) -> None:

@@ -27,7 +27,12 @@ def convert_rl(draft: Draft) -> None:
     prompts, size = int(draft.number("data.train_batch_size", 1024)), int(draft.number("rollout.n", 1))
     draft.put("rollout.group_size", size, "rollout.n")
     part, epochs = draft.number("actor.ppo_mini_batch_size", 256), int(draft.number("actor.ppo_epochs", 1))
-    joint.put_step(draft, prompts, size, part * size, "data.train_batch_size", "actor.ppo_mini_batch_size", epochs)
+    step = "data.train_batch_size"
+    if not prompts:  # fully_async: a step is made of several updates' prompts
+        draft.read.add(step)
+        step = "async_training.require_batches"
+        prompts = int(part * draft.number(step, 1))
+    joint.put_step(draft, prompts, size, part * size, step, "actor.ppo_mini_batch_size", epochs)
     prompt, answer = draft.number("data.max_prompt_length", 512), draft.number("data.max_response_length", 512)
     lengths = ("data.max_prompt_length", "data.max_response_length")
     draft.put("data.max_prompt_tokens", int(prompt), lengths[0])
@@ -72,7 +77,7 @@ def convert_rows(draft: Draft) -> None:
     draft.put("learner.zero_stage", 3, why="as FSDP")
     lowest = draft.number("optim.min_lr", 0)
     if lowest:
-        draft.put("learner.min_lr_ratio", lowest / draft.number("optim.lr", 1e-5), "optim.min_lr", "optim.lr")
+        draft.put("learner.min_lr_ratio", lowest / (draft.number("optim.lr", 1e-5) or 1), "optim.min_lr", "optim.lr")
     joint.put_whole_rows(draft, "data.max_length", 1024)
     _write_length(draft, 4)
     _write_data(draft)
@@ -205,7 +210,7 @@ def _write_placement(draft: Draft) -> None:
     else:
         draft.put("placement.devices", "shared", "hybrid_engine")
     names = ("trainer.nnodes", "trainer.n_gpus_per_node", "rollout.tensor_model_parallel_size")
-    draft.put("rollout.num_servers", max(1, of_servers // size), *names)
+    draft.put("rollout.num_servers", max(1, of_servers // max(1, size)), *names)
     draft.put("learner.zero_stage", 3, why="as FSDP")
     weights, state = "actor.fsdp_config.param_offload", "actor.fsdp_config.optimizer_offload"
     if draft.is_on(weights):
@@ -269,7 +274,9 @@ def _write_length(draft: Draft, epochs: int) -> None:
         draft.put("run.max_steps", int(steps), "trainer.total_training_steps")
     elif steps:
         of_step = draft.settings["learner.groups_per_step"][0]
-        draft.put("run.max_steps", math.ceil(steps / of_step), "rollout.total_rollout_steps", why="prompts there")
+        draft.put(
+            "run.max_steps", math.ceil(steps / max(1, of_step)), "rollout.total_rollout_steps", why="prompts there"
+        )
     else:
         draft.put("run.max_epochs", passes, "trainer.total_epochs")
     if steps and "trainer.total_epochs" in draft.asked:

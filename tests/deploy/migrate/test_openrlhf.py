@@ -51,6 +51,19 @@ def test_both_spellings_give_settings_that_a_run_accepts(tmp_path: Path) -> None
     assert ["#   packing_samples: Samples" in text for _, text in written] == [False, True]
 
 
+@pytest.mark.parametrize("size", ["0", "nan", "inf", "many"])
+def test_a_size_that_is_no_positive_number_is_written_or_listed(tmp_path: Path, size: str) -> None:
+    status, text = _migrate(tmp_path, DOTTED.replace("actor.num_gpus_per_node 2", f"actor.num_gpus_per_node {size}"))
+    assert status == 1
+    assert "learner.num_ranks = 0 is wrong" in text or "It is not a number" in text
+
+
+def test_text_in_place_of_a_bound_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.sh").write_text(DOTTED.replace("0.2 0.27", "0.2 wide"), encoding="utf-8")
+    assert run_verb(["migrate", str(tmp_path / "train.sh")]) == 2
+    assert "could not convert string to float: 'wide'" in capsys.readouterr().err
+
+
 def test_sizes_are_converted_and_the_line_says_how(tmp_path: Path) -> None:
     _, text = _migrate(tmp_path, DOTTED)
     assert "  groups_per_step: 32  # rollout.batch_size 32; 32 prompts, 128 samples\n" in text

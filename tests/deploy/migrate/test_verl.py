@@ -45,6 +45,19 @@ def _migrate(folder: Path, text: str, name: str = "train.sh") -> tuple[int, str]
     return status, (folder / "new.yaml").read_text(encoding="utf-8")
 
 
+def test_a_step_of_verls_asynchronous_trainer_has_the_prompts_of_its_updates(tmp_path: Path) -> None:
+    sizes = "data.train_batch_size=0 actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.rollout.n=16"
+    step = "async_training.require_batches=4 async_training.staleness_threshold=0.1 rollout.total_rollout_steps=51200"
+    status, _ = _migrate(tmp_path, f"python -m verl.experimental.fully_async_policy.fully_async_main {sizes} {step}")
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.learner.groups_per_step, settings.learner.num_mini_batches, settings.run.max_steps) == (
+        128,
+        4,
+        400,
+    )
+    assert (status, settings.rollout.group_size, settings.learner.max_staleness) == (1, 16, 1)  # no model and no rows
+
+
 def test_command_of_verl_gives_settings_that_a_run_accepts(tmp_path: Path) -> None:
     status, text = _migrate(tmp_path, VERL)
     settings = load_settings(tmp_path / "new.yaml", [])
