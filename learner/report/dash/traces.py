@@ -137,7 +137,7 @@ def _trace(run: RunFolder, recorded: Mapping[str, Any], line: Mapping[str, float
     if row is None or row["step"] != recorded["step"]:
         return {}
     failures = [each for each in story["failures"] if each["sample_index"] == index]
-    key = f"{run.ledger.first_start()}/{group}/{index}/{row['attempt']}"
+    key = f"{run.ledger.first_start()}/{group}/{index}/{row['incarnation']}/{row['attempt']}"
     return {key: trajectory_spans(row, run.samples.calls(recorded["id"]), failures, line)}
 
 

@@ -1,7 +1,10 @@
 """Recorded samples as OpenTelemetry traces: whole, nested, and as many as the ledger has."""
 
 import json
+import shutil
+import sqlite3
 from collections import Counter, defaultdict
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +112,17 @@ def test_a_repeated_command_sends_the_same_ids(traced: tuple[Path, Counter[str]]
             run_verb(["traces", str(traced[0]), "--otlp", receiver.address])
     ids = Counter((span.trace_id, span.span_id) for _, span in receiver.spans)
     assert set(ids.values()) == {2}
+
+
+def test_a_start_that_redoes_a_step_sends_traces_of_its_own(traced: tuple[Path, Counter[str]], tmp_path: Path) -> None:
+    redone = shutil.copytree(traced[0], tmp_path / "mine")
+    with closing(sqlite3.connect(redone / "ledger.sqlite")) as db, db:
+        db.execute("UPDATE trajectories SET incarnation = 2 WHERE step = 2")  # with the same attempt
+    with otlp_receiver() as receiver:
+        for folder in (traced[0], redone):
+            run_verb(["traces", str(folder), "--otlp", receiver.address])
+    sent = Counter(span.trace_id for _, span in receiver.spans if not span.parent_span_id)
+    assert Counter(sent.values()) == {2: (STEPS - 1) * GROUPS * GROUP, 1: 2 * GROUPS * GROUP}
 
 
 def test_samples_of_a_step_without_a_line_wait_for_it_when_a_run_is_followed(
