@@ -23,7 +23,8 @@ MOST_COUNTED = 1_000  # trajectories behind the first listed one: a count of all
 _UNFINISHED = "state NOT IN ('trained', 'skipped')"  # word for word as in the ledger's partial index
 _COLUMNS = (
     '"group", sample_index, attempt, incarnation, kind, is_greedy, server, reward, reward_parts, num_tokens, '
-    "num_model_tokens, num_turns, finish, oldest_version, newest_version, step, staleness, started_at, finished_at, received_at"
+    "num_model_tokens, num_turns, finish, oldest_version, newest_version, step, staleness, started_at, finished_at, "
+    "received_at"
 )
 # Orders of the list: name -> SQL. The newest come first without sorting.
 ORDERS = {
