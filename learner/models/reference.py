@@ -5,9 +5,10 @@ checkpoint is a Hugging Face model folder.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,34 @@ from learner.models.scoring.scored_model import scored_model
 from learner.models.settings import PolicySettings
 from learner.models.training.trained_model import TrainedModel
 from learner.models.weights.export import export_model
+from protocol.errors import OperatorError
+
+# Keys of a config.json that do not change what its model computes; also all that end with token_id.
+_NOT_COMPUTED = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
+
+
+def check_refresh(folder: Path, policy: Path, *, trust_remote_code: bool) -> None:
+    """Raise OperatorError when a copy of the policy's weights into the model of `folder` would be another model."""
+    from transformers import AutoConfig
+
+    own, others = (
+        _form_of(AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code).to_dict())
+        for model in (folder, policy)
+    )
+    if keys := sorted(key for key in own.keys() | others.keys() if own.get(key) != others.get(key)):
+        raise OperatorError(
+            f"settings: reference.refresh_every_steps copies the policy into reference.model = {folder}, and its "
+            f"config.json has another {', '.join(keys)} than the policy's: the copy would be another model. Leave "
+            "reference.model empty, or set reference.refresh_every_steps to 0."
+        )
+
+
+def _form_of(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _form_of(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if not (key in _NOT_COMPUTED or str(key).endswith("token_id"))
+    }
 
 
 class ReferenceModel(TrainedModel):
@@ -70,8 +99,11 @@ class ReferenceModel(TrainedModel):
     def refresh(self, policy: PolicyEngine) -> None:
         """Copy the policy's weights. Collective in ZeRO 3."""
         own = dict(self._model.named_parameters(remove_duplicate=False))
+        own |= dict(self._model.named_buffers(remove_duplicate=False))
         for weight in policy.merged_weights():
-            with policy.gather(weight.parts), self.gather([own[weight.name]], writer=0):
+            # Ranks never share buffers.
+            whole = nullcontext() if weight.is_buffer else self.gather([own[weight.name]], writer=0)
+            with policy.gather(weight.parts), whole:
                 own[weight.name].copy_(weight.merge())
 
     def save_state(self, folder: Path, shard_bytes: int = 0) -> WrittenFiles:

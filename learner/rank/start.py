@@ -18,7 +18,7 @@ from learner.disk.model_folder import find_named_model, shape_digest, weights_di
 from learner.disk.run_folder import MODELS
 from learner.models.critic import CriticEngine
 from learner.models.policy import PolicyEngine
-from learner.models.reference import BaseReference, ReferenceModel
+from learner.models.reference import BaseReference, ReferenceModel, check_refresh
 from learner.models.reward_model import load_reward_model
 from learner.models.roles import Roles, load_policy
 from learner.models.settings import critic_settings, policy_settings, reference_settings
@@ -147,6 +147,8 @@ def load_roles(settings: Settings, folders: Mapping[str, Path], checkpoint: Chec
         policy = load(of_policy, name=settings.policy.model)
         critic = _critic(settings, folders.get("critic.model", model), policy.vocab_size, report)
         of_reference = folders.get("reference.model", model)
+        if needs_reference(settings) and settings.reference.refresh_every_steps:
+            check_refresh(of_reference, model, trust_remote_code=trust)
         reference = _reference(settings, of_reference, policy, checkpoint, report)
         report("reading the weights of the base and the reference")
         is_first = dist.get_rank() == 0
