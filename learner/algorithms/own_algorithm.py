@@ -43,13 +43,15 @@ def check_result_shape(
 ) -> Callable[..., Any]:
     """Return the function with a check: each result must have the shape of its first argument.
 
-    Any other shape, such as a mean's, would be broadcast over all tokens or samples in silence.
+    Any other shape, such as a mean's, would be broadcast over all tokens or samples in silence. The function gets
+    copies of its tensors, because the step uses them again: a change in place would reach other terms.
     num_returned: number of tensors that it returns, as a tuple when there are several.
     The returned function raises SettingsError with the shapes that it got.
     """
 
     @wraps(function)
-    def call_and_check(first: Tensor, *others: Any) -> Any:
+    def call_and_check(*arguments: Any) -> Any:
+        first, *others = (each.clone() if isinstance(each, Tensor) else each for each in arguments)
         returned = function(first, *others)
         parts = returned if isinstance(returned, tuple) else (returned,)
         shapes = [list(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]

@@ -13,6 +13,7 @@ from protocol.errors import SettingsError
 from protocol.settings.learner import LearnerSettings
 
 OWN = """
+import torch
 from learner.algorithms.advantages.advantage import Advantage
 from learner.algorithms.importance import Band
 from learner.algorithms.importance import Correction
@@ -47,6 +48,17 @@ def loss_alone(logprobs, old, advantages, counts, clip):
 def of_answers(weight, counts, band):
     return weight[: len(counts)]
 
+def in_place(first, *others):
+    first *= 2.0
+    for each in others:
+        if isinstance(each, torch.Tensor):
+            each += 1.0
+    return first
+
+def loss_in_place(logprobs, old, advantages, counts, clip):
+    return in_place(logprobs, old, advantages), logprobs > 0
+
+tokens_in_place = Advantage(of_tokens=in_place)
 last_token = Advantage(of_tokens=lambda rewards, values, gamma, lam: rewards[-1:])
 """
 
@@ -151,3 +163,21 @@ def test_file_that_ends_itself_is_told_in_a_sentence(tmp_path: Path) -> None:
 def test_advantage_has_one_of_the_two_functions() -> None:
     with pytest.raises(ValueError, match="either of_groups or of_tokens"):
         Advantage()
+
+
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [
+        ("advantage", "in_place"),
+        ("advantage", "tokens_in_place"),
+        ("loss", "loss_in_place"),
+        ("correction", "in_place"),
+    ],
+)
+def test_function_that_changes_its_arguments_changes_nothing_else(own: str, setting: str, name: str) -> None:
+    """The step uses them again: for the KL, the correction, the metrics and the next pass over its samples."""
+    found = algorithm_of(LearnerSettings.model_validate({setting: f"{own}:{name}"}))
+    group, tokens = torch.ones(1, 3), torch.ones(3)
+    _call(found, setting, group, tokens)
+    assert torch.equal(group, torch.ones(1, 3))
+    assert torch.equal(tokens, torch.ones(3))
