@@ -1,5 +1,6 @@
 """Kept steps trained again, by as many processes as the run had ranks, through the ranks' own code."""
 
+import json
 import multiprocessing
 import os
 import sys
@@ -15,11 +16,14 @@ from socket import socket
 import torch
 import torch.distributed as dist
 
+from learner.algorithms.by_name import algorithm_of
 from learner.checkpoint.manifest import Checkpoint
 from learner.checkpoint.sealed_files import no_report
-from learner.disk.model_folder import find_named_model
+from learner.disk.model_folder import find_named_model, weights_digest
+from learner.disk.run_folder import MODELS
 from learner.models.world import share_object
 from learner.objectives.policy_gradient import StepOutcome
+from learner.plan.needs import needs_reference
 from learner.rank.process import RankPlace
 from learner.rank.rank import objective_of
 from learner.rank.replay.kept_steps import Objective, open_share, read_share, restore_random
@@ -115,10 +119,11 @@ def replay(job: Job) -> ReplayResult:
     """Return what comes of a job on this rank of a world. Collective. Raises: OperatorError as `load` does."""
     notes: list[str] = []
     last, rank = job.steps[-1], dist.get_rank()
+    run = last.parents[1]
     share = read_share(last, rank)
     torch.set_num_threads(share.num_threads)
     start = share_object(open_share(share)[0].incarnation)
-    models, objective = _begin(job.settings, job.checkpoint, job.checkpoint, notes)
+    models, objective = _begin(job.settings, job.checkpoint, run, job.checkpoint, notes)
     for folder in job.steps[:-1]:
         _take_step(objective, folder, start)
     policy = models.roles.policy
@@ -129,27 +134,47 @@ def replay(job: Job) -> ReplayResult:
     models.roles.save_state(job.scratch / "state")
     before = Checkpoint(job.scratch, models.step, models.version, "", "", digest, policy.digest_form)
     outcome = _take_step(objective, last, start)
-    _, other = _begin(job.changed, before, job.checkpoint, notes)
+    _, other = _begin(job.changed, before, run, job.checkpoint, notes)
     return ReplayResult(outcome, _take_step(other, last, start), is_served, notes)
 
 
 def _begin(
-    settings: Settings, checkpoint: Checkpoint | None, of_run: Checkpoint | None, notes: list[str]
+    settings: Settings, checkpoint: Checkpoint | None, run: Path, of_run: Checkpoint | None, notes: list[str]
 ) -> tuple[Models, Objective]:
-    """Return the models of a checkpoint and their objective. Collective. of_run: the run's checkpoint."""
+    """Return the models of a checkpoint and their objective. Collective. of_run: checkpoint of the run, a folder."""
     without = settings.data.model_copy(update={"eval": None})  # held-out rows change no loss
     settings = settings.model_copy(update={"data": without})
     named = {"critic.model": settings.critic.model, "reference.model": settings.reference.model}
     folders = {setting: find_named_model(setting, name) for setting, name in named.items() if name}
-    try:
-        folders["policy.model"] = find_named_model("policy.model", settings.policy.model)
-    except SettingsError:
-        if of_run is None:
-            raise
-        # Another machine: the checkpoint has the model's shape. `load` refuses it as a base or reference.
-        folders["policy.model"] = of_run.path / "model"
+    folders["policy.model"] = _first_model(settings, run, of_run)
     models = load(settings, folders, checkpoint, no_report, notes.append)
     return models, objective_of(settings, models.roles, folders["policy.model"])
+
+
+def _first_model(settings: Settings, run: Path, of_run: Checkpoint | None) -> Path:
+    """Return the folder of the model that the run began with, or one of its shape where its weights are not read.
+
+    Raises: SettingsError where it is missing, OperatorError where it has other weights than the run began with.
+    """
+    state = run if of_run is None else of_run.path / "state"
+    reads_reference = needs_reference(settings) and not settings.reference.model and not (state / "reference").is_dir()
+    needs_critic = algorithm_of(settings.learner).advantage.needs_critic
+    reads_critic = needs_critic and not settings.critic.model and not (state / "critic").is_dir()
+    is_read = of_run is None or bool(settings.policy.lora.rank) or reads_reference or reads_critic
+    try:
+        folder = find_named_model("policy.model", settings.policy.model)
+    except SettingsError:
+        if of_run is None or is_read:
+            raise
+        return of_run.path / "model"  # another machine: the checkpoint has the model's shape
+    path, key = run / MODELS, "policy.model, its weights"
+    began_with = json.loads(path.read_bytes()).get(key) if is_read and path.exists() else None
+    if began_with is not None and weights_digest(folder) != began_with:
+        raise OperatorError(
+            f"policy.model = {settings.policy.model} has other weights now than the run began with ({path}), and the "
+            "replay reads them. Put the run's first model there."
+        )
+    return folder
 
 
 def _take_step(objective: Objective, folder: Path, start: int) -> StepOutcome:

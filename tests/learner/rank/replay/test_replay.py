@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from deploy.command import run_verb
+from learner.disk.model_folder import weights_digest
 from learner.rank.replay.command import Figure, show
 from learner.rank.replay.kept_steps import kept_steps
 from tests.fakes.warm_process import run_warm
@@ -97,6 +98,24 @@ def test_the_checkpoint_is_enough_on_another_machine(
     finally:
         moved.rename(folder / "model")
     assert (status, found["is_equal"]) == (0, True)
+
+
+@pytest.mark.parametrize("change", ["kl.coefficient=0.5", "learner.recipe=ppo"])
+def test_a_reference_or_critic_from_another_model_than_the_runs_first_is_refused(
+    change: str, run: Path, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    moved = (folder / "model").rename(folder / "moved")
+    try:
+        assert run_verb(["replay", str(run), "3", "--with", change]) == 2
+        assert f"settings: policy.model = {folder / 'model'} is not a folder" in capfd.readouterr().err
+    finally:
+        moved.rename(folder / "model")
+    (run / "models.json").write_text('{"policy.model, its weights": "another"}')
+    assert run_verb(["replay", str(run), "3", "--with", change]) == 1
+    assert "has other weights now than the run began with" in capfd.readouterr().err
+    assert replayed([str(run), "3"], capfd)[0] == 0  # from the checkpoint alone
+    (run / "models.json").write_text(json.dumps({"policy.model, its weights": weights_digest(folder / "model")}))
+    assert replayed([str(run), "3", "--with", change], capfd)[0] == 0
 
 
 def test_a_changed_byte_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
