@@ -5,6 +5,7 @@ lease -> play -> AgentSession -> an agent's requests -> turns of the engine
 """
 
 import asyncio
+import copy
 import ctypes
 
 from protocol.errors import NeighbourError
@@ -124,7 +125,7 @@ class AgentPlayer:
         """Start the sample's program. Its end is the end of the session. None: an external program plays the sample."""
         if self._programs is None:
             return None
-        task = session.sample.task
+        task = copy.deepcopy(session.sample.task)  # the program may use up its row, which reward services get
         agent_task = AgentTask(
             self.base_url, session.end.api_key, task.prompt, task.label, task.columns, task.is_greedy
         )

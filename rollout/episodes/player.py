@@ -4,6 +4,7 @@ Token in, token out: the sampled tokens are trained, and earlier turns are never
 neighbour leaves as NeighbourError, never as data.
 """
 
+import copy
 import time
 from collections.abc import Set
 from typing import Any
@@ -87,7 +88,7 @@ class EpisodePlayer:
     ) -> tuple[Conversation, list[dict[str, Any]]]:
         """Return the conversation with its prompt, and the prompt's tools."""
         started_at, clock = time.time(), time.perf_counter()
-        prompt = await environment.reset(sample.task)
+        prompt = await environment.reset(copy.deepcopy(sample.task))  # it may use up its row, which reward services get
         environment_s = time.perf_counter() - clock
         earlier = await written.listener.take_up(environment) if written.listener is not None else None
         if earlier is not None:

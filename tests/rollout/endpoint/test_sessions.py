@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 from protocol.errors import NeighbourError
 from protocol.settings.run_spec import RunSpec
 from protocol.wire import messages as m
+from tests.fakes.rollout_fakes import ScriptedScorer
 from tests.rollout.endpoint.agents_scene import MESSAGES, agents_scene, taken
 from tests.rollout.server_stage import Stage, push
 
@@ -207,6 +208,19 @@ async def test_program_may_be_a_plain_function() -> None:
     async with agents_scene(program=program) as scene:
         scene.coordinator.lease("g")
         assert (await scene.trajectory("g")).facts.reward == 4.0
+
+
+async def test_reward_services_get_the_row_whatever_a_program_does_to_it() -> None:
+    async def program(task: Any) -> None:
+        task.columns["added"] = 1
+        async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key) as client:
+            await client.chat.completions.create(model="m", messages=MESSAGES)
+
+    async with agents_scene(program=program, scorer=ScriptedScorer()) as scene:
+        scene.coordinator.lease("g")
+        await scene.trajectory("g")
+        rewards: Any = scene.player._scorer
+    assert "added" not in rewards.requests[0].columns
 
 
 async def test_failed_plain_function_is_reported_with_its_line() -> None:

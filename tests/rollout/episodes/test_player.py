@@ -1,6 +1,7 @@
 """One sample from prompt to trajectory, with an engine that writes by script."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -219,3 +220,20 @@ async def test_prompt_without_room_for_an_answer_loses_its_beginning_by_a_settin
     made = await player.play(SampleTask("g", 0, 1, 1, "train", 7, Task(prompt, None, {})))
     assert "".join(map(chr, made.tokens[: made.facts.num_prompt_tokens])).endswith(prompt[-length:])
     assert made.facts.num_prompt_tokens <= length + 1
+
+
+class Emptying(SingleTurn):
+    """Uses up its row."""
+
+    async def reset(self, task: Task) -> str:
+        task.label.clear()
+        dict.clear(task.columns)  # type: ignore[arg-type]
+        return "Q?"
+
+
+async def test_reward_services_get_the_row_whatever_an_environment_does_to_it() -> None:
+    scorer, task = ScriptedScorer(), Task("Q?", ["A", "B"], {"hints": ["x"]})
+    player = make_player(ScriptedEngine(lambda context: "A"), Emptying, scorer)
+    await player.play(replace(SAMPLE, task=task))
+    (request,) = scorer.requests
+    assert (request.label, request.columns) == (["A", "B"], {"hints": ["x"]})
