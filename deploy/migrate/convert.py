@@ -121,8 +121,13 @@ def finish(draft: Draft) -> None:
     filters = {"sampling.top_p": 1, "sampling.top_k": 0, "sampling.min_p": 0}
     if any(draft.settings.get(name, (off, ""))[0] not in (off, -1) for name, off in filters.items()):
         draft.put("sampling.only_eval", True, why="training samples from the policy's own distribution")
+    has_adapter = draft.settings.get("policy.lora.rank", (1, ""))[0] != 0
     for usual, value in draft.asked.items():
         option = draft.options.get(usual)
+        if option and not has_adapter and option.setting in ("policy.lora.alpha", "policy.lora.targets"):
+            draft.settings.pop(option.setting, None)
+            draft.always[draft.label(usual)] = "There is no adapter: its rank is 0"
+            draft.read.add(usual)
         if option and option.conversion == JOINT and usual not in draft.read:
             if value in NOT_SAID:
                 draft.always[draft.label(usual)] = "No value: the setting's default"

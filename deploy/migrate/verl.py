@@ -175,8 +175,14 @@ def _write_correction(draft: Draft) -> None:
     for name, value in ((f"{prefix}rollout_is", weights), (f"{prefix}rollout_rs", masks)):
         if value and (value not in _MASKS if name.endswith("rs") else value != "token" or masks):
             draft.lack(name, "learner.correction has one form: tis, icepop or geo_mask")
+    # The asynchronous trainer's default: the rollout's logprobs stand for the old ones.
+    recorded = [f"async_training.{name}" for name in ("use_rollout_log_probs", "compute_prox_log_prob")]
+    is_asynchronous = any(name.startswith("async_training.") for name in draft.asked)
+    has_recorded = draft.is_on(recorded[0], is_asynchronous) and not draft.is_on(recorded[1])
     if draft.is_on(f"{prefix}bypass_mode"):
         draft.put("policy.old_logprobs", "behaviour", f"{prefix}bypass_mode")
+    elif has_recorded:
+        draft.put("policy.old_logprobs", "behaviour", *recorded)
     elif draft.settings.get("learner.loss", ("", ""))[0] == "cispo" and not weights:
         draft.put("policy.old_logprobs", "behaviour", why="cispo's weight then has the engine's difference too")
     else:

@@ -56,6 +56,16 @@ def test_a_step_of_verls_asynchronous_trainer_has_the_prompts_of_its_updates(tmp
         400,
     )
     assert (status, settings.rollout.group_size, settings.learner.max_staleness) == (1, 16, 1)  # no model and no rows
+    assert settings.policy.old_logprobs == "behaviour"
+
+
+def test_an_adapter_of_rank_0_is_none(tmp_path: Path) -> None:
+    adapter = [
+        f"actor_rollout_ref.model.{each}" for each in ("lora_rank=0", "lora_alpha=0", "target_modules=all-linear")
+    ]
+    status, text = _migrate(tmp_path, VERL.replace("$more", " ".join(["$more", *adapter])))
+    assert (status, load_settings(tmp_path / "new.yaml", []).policy.lora.rank) == (0, 0)
+    assert "#   model.lora_alpha 0: There is no adapter: its rank is 0" in text
 
 
 def test_command_of_verl_gives_settings_that_a_run_accepts(tmp_path: Path) -> None:
