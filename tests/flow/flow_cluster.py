@@ -84,6 +84,9 @@ class FlowCluster:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.communicate()
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:  # of a run that had ended before a test failed
+                    pipe.close()
 
     def processes(self) -> list[psutil.Process]:
         """Return every process of this cluster: Ray's, those of its actors, retriever and reward server."""

@@ -9,7 +9,6 @@ import pytest
 
 from learner import audit
 from tests.fakes.process_facts import title_of
-from tests.fakes.waiting import wait_until
 from tests.flow.flow_cluster import FlowCluster, expect_no_leavings
 from tests.flow.user_run import Bring, Left, each_trained_once
 
@@ -17,6 +16,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 # Slow steps, so that each is met in its middle, and checkpoints behind the books.
 _OPTIONS = {"run.max_steps": 6, "learner.checkpoint_every_steps": 2, "learner.max_staleness": 0}
+_STEPS_SURVIVED = 30  # more than a run makes while a test looks for its engine
 
 
 @pytest.fixture(scope="module")
@@ -164,33 +164,37 @@ def test_a_killed_learner_rank_ends_a_command_that_may_not_start_again_with_a_re
 
 
 def _engines(cluster: FlowCluster) -> list[psutil.Process]:
-    children = [child for server in cluster.actors("RolloutServer") for child in server.children(True)]
-    return [child for child in children if title_of(child).startswith("VLLM::EngineCore")]
+    return [process for process in cluster.processes() if title_of(process).startswith("VLLM::EngineCore")]
 
 
 @pytest.fixture(scope="module")
-def survived(cluster: FlowCluster, slow_user: Bring) -> "subprocess.CompletedProcess[str]":
-    left = slow_user.left("survived")
-    with cluster.running(*slow_user.options("survived", {"run.max_steps": 12, "learner.max_staleness": 4})) as run:
+def survived(cluster: FlowCluster, slow_user: Bring) -> "tuple[Left, subprocess.CompletedProcess[str]]":
+    num_tries = len(list((slow_user.folder / "runs").glob("survived_*")))  # a second try is a new run
+    left = slow_user.left(f"survived_{num_tries}")
+    options = {"run.max_steps": _STEPS_SURVIVED, "learner.max_staleness": 4}
+    with cluster.running(*slow_user.options(left.folder.name, options)) as run:
         run.wait_until(lambda: left.last_step >= 2)
-        wait_until(lambda: _engines(cluster) != [])
+        run.wait_until(lambda: _engines(cluster) != [], 30.0)
         for engine in _engines(cluster):  # an earlier test may have left a warm server
             engine.kill()
-        return run.finished()
+        return left, run.finished()
 
 
-def test_a_run_whose_only_engine_was_killed_ends_well(survived: "subprocess.CompletedProcess[str]") -> None:
-    assert survived.returncode == 0, survived.stdout + survived.stderr
-    assert "sluice-rollout-0 stopped serving" in survived.stdout
-    assert "sluice-rollout-0 serves again" in survived.stdout
+def test_a_run_whose_only_engine_was_killed_ends_well(
+    survived: "tuple[Left, subprocess.CompletedProcess[str]]",
+) -> None:
+    _, command = survived
+    assert command.returncode == 0, command.stdout + command.stderr
+    assert "sluice-rollout-0 stopped serving" in command.stdout
+    assert "sluice-rollout-0 serves again" in command.stdout
 
 
 def test_no_prompt_is_lost_or_given_up_with_an_engine(
-    survived: "subprocess.CompletedProcess[str]", slow_user: Bring
+    survived: "tuple[Left, subprocess.CompletedProcess[str]]",
 ) -> None:
-    left = slow_user.left("survived")
+    left, _ = survived
 
-    assert left.trained == each_trained_once(12)
+    assert left.trained == each_trained_once(_STEPS_SURVIVED)
     assert left.most_often_trained == 1
     assert left.states.keys() == {"trained"}
     assert left.rows("SELECT COUNT(*) FROM failures WHERE boundary != 'server'") == [(0,)]
