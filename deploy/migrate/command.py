@@ -5,6 +5,9 @@ command that it can read.
 """
 
 import argparse
+import json
+import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +17,8 @@ from deploy.migrate.sources import KNOWN, TRL, commands_of
 from deploy.migrate.write import check, settings_file
 from protocol.disk.files import replace_file
 from protocol.errors import SettingsError
+
+CONFIG = "adapter_config.json"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -60,10 +65,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _merge(folder: Path, output: Path | None) -> int:
     """Merge an adapter's folder into its base; returns the exit status."""
-    from learner.models.weights.adapter_folder import merge_adapter
-
-    if output is None or not (folder / "adapter_config.json").is_file():
-        raise SettingsError(f"migrate: {folder} is a folder. Give one with adapter_config.json, and --output MODEL.")
+    if output is None or not (folder / CONFIG).is_file():
+        raise SettingsError(f"migrate: {folder} is a folder. Give one with {CONFIG}, and --output MODEL.")
     print(f"migrate: {merge_adapter(folder, output)} with {folder} merged into it is {output}.", file=sys.stderr)
     return 0
 
@@ -89,3 +92,33 @@ def read(path: Path, trainer: str | None = None) -> tuple[Draft, str]:
     for other in others:
         draft.missing[other.name] = "One command is converted: give this one a file of its own"
     return draft, first.name
+
+
+def merge_adapter(adapter: Path, output: Path) -> str:
+    """Write the base model with an adapter that PEFT wrote merged into it to `output`; returns the base's name.
+
+    TRL's output folder and verl's lora_adapter are such. The weights keep the base's type.
+    The tokenizer is the adapter folder's, if it has one.
+    Raises: SettingsError when `output` exists, or the adapter or its base cannot be read.
+    """
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if output.exists():
+        raise SettingsError(f"migrate: {output} exists. Give --output a new folder.")
+    try:
+        base = str(json.loads((adapter / CONFIG).read_bytes())["base_model_name_or_path"] or "")
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), str(adapter))
+        has_tokenizer = any(path.name.startswith("tokenizer") for path in adapter.iterdir())
+        tokenizer = AutoTokenizer.from_pretrained(str(adapter) if has_tokenizer else base)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise SettingsError(
+            f"migrate: {adapter} cannot be merged into its base ({type(error).__name__}: {str(error)[:300]}). Set "
+            f"base_model_name_or_path in its {CONFIG} to a model in reach."
+        ) from None
+    partial = output.with_name(f"{output.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    model.merge_and_unload().save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    os.replace(partial, output)
+    return base

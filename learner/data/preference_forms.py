@@ -1,20 +1,28 @@
-"""The forms of pairs of answers, recognised by their columns: read and checked without a tokenizer.
+"""The forms of judged answers, pairs and single ones, recognised by their columns: checked without a tokenizer.
 
-columns                                                    the prompt
+columns of a pair                                          the prompt
 prompt, chosen, rejected: text or messages                 prompt
 chosen, rejected: whole conversations                      the messages with which both begin
 conversations, chosen, rejected: one message each          conversations
 instruction, chosen, rejected [input, system, history]     instruction and input
 messages, rejected_response                                all but the last message, which is the chosen one
 chosen, rejected: input_ids and a mask each                tokens before the first learnt one
+
+A single answer is a demonstration (`sft_forms.py`) with one of these columns, true or false or 1 or 0. The answer is
+the completion, or the last message of a conversation.
+
+label      TRL, ms-swift, OpenRLHF
+kto_tag    LLaMA-Factory
 """
 
 from typing import Any
 
-from learner.data.sft_forms import BadRowError, Chat, Content, Tokens, recognise, refuse_unread
+from learner.data.sft_forms import BadRowError, Chat, Completion, Content, Tokens, recognise, refuse_unread
 
 _ANSWERS = ("chosen", "rejected")
 _LAST_MESSAGE = "messages + rejected_response"
+_LABELS = ("label", "kto_tag")
+_PAIRS = ("chosen", "rejected", "rejected_response", "rejected_messages")
 
 
 def recognise_pair(row: dict[str, Any]) -> tuple[str, list[Content]]:
@@ -35,6 +43,26 @@ def recognise_pair(row: dict[str, Any]) -> tuple[str, list[Content]]:
     if chosen != rejected:
         raise BadRowError("has chosen and rejected answers to two prompts: the tokens before the learnt ones differ")
     return form, contents
+
+
+def recognise_unpaired(row: dict[str, Any]) -> tuple[str, Content, bool]:
+    """Return a row's form, in words, its answer, and whether it is desirable. Raises: BadRowError."""
+    if pair := [key for key in _PAIRS if row.get(key) is not None]:
+        raise BadRowError(f"has the column {pair[0]!r} of a pair of answers, which objective = dpo learns from")
+    keys = [key for key in _LABELS if row.get(key) is not None]
+    if len(keys) != 1:
+        raise BadRowError(f"has the keys {sorted(row)}, expected one of label and kto_tag, true or false")
+    label = row[keys[0]]
+    if label not in (True, False):
+        raise BadRowError(f"{keys[0]} is {label!r}, expected true or false")
+    form, content = recognise({key: each for key, each in row.items() if key != keys[0]})
+    form, is_desirable = f"{form} + {keys[0]} {'true' if label else 'false'}", bool(label)
+    if isinstance(content, Chat):
+        return form, _last_alone(content), is_desirable
+    is_of_tokens = isinstance(content, Tokens) and not content.weights[0]
+    if not is_of_tokens and not (isinstance(content, Completion) and content.prompt):
+        raise BadRowError("does not say where the answer begins. Give prompt + completion, or messages")
+    return form, content, is_desirable
 
 
 def _prompt_of(content: Content) -> list[int]:
@@ -122,3 +150,10 @@ def _as_list(messages: Any) -> list[Any]:
     if not isinstance(messages, list):
         raise BadRowError(f"has {str(messages)[:80]!r}, expected a list of messages")
     return messages
+
+
+def _last_alone(content: Chat) -> Chat:
+    """Return the conversation with its last message as the answer."""
+    if not content.weights[-1]:
+        raise BadRowError("does not end with a message of the role assistant that is learnt")
+    return content._replace(weights=[0.0] * (len(content.weights) - 1) + content.weights[-1:])

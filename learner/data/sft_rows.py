@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.data.preference_forms import recognise_pair
+from learner.data.preference_forms import recognise_pair, recognise_unpaired
 from learner.data.prompts import Prompt
 from learner.data.sft_forms import (
     BadRowError,
@@ -27,7 +27,6 @@ from learner.data.sft_forms import (
     recognise,
 )
 from learner.data.sft_segments import Place, Segment, segments_of
-from learner.data.unpaired_forms import recognise_unpaired
 from protocol.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class RowEncoder:
     """Turns single rows into tokens, for the model in `model_dir`. trust_remote_code: as for `load_rows`."""
 
     def __init__(self, model_dir: Path, form: str = "demonstrations", *, trust_remote_code: bool = False) -> None:
-        """form: data.form; `sft_forms.py`, `preference_forms.py` and `unpaired_forms.py` have the columns."""
+        """form: data.form; `sft_forms.py` and `preference_forms.py` have the columns."""
         from transformers import AutoTokenizer
 
         self._form = form

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from learner.disk.run_folder import CHECKPOINTS, INSTALLATION, LEARNER_VALUES, LEDGER, MODELS, SETTINGS, read_only_uri
 from learner.report.facts import read_run
-from learner.report.recorded_lines import read_lines, read_samples, values_of_step
+from learner.report.recorded_lines import VALUES, LearnerValues, read_lines, read_samples, values_of_step
 from protocol.errors import OperatorError
 from protocol.settings.loader import read_yaml
 
@@ -41,7 +41,6 @@ _OF_FILES = ("policy.model", "critic.model", "reference.model", "data.train", "d
 _OWN_CODE = ("learner.advantage", "learner.loss", "learner.correction")
 _ANSWERS = "evaluations.jsonl"
 _SHOWN = 60  # last letters of a held-out answer
-_VALUES = ("logprobs", "advantages", "entropies")  # of a token, by the learner
 _LAST = "held-out answers"  # part without consequences
 _Difference = tuple[int, str]  # step, 0 before the first; what differs
 
@@ -324,14 +323,14 @@ def _is_of_evaluation(name: str) -> bool:
 
 def _values(a: Path, b: Path, pairs: Sequence[_Pair]) -> Iterator[_Difference]:
     """Yield the first token of each sample of which the learners say something else."""
-    step, of_step = -1, [dict[tuple[str, int], dict[str, list[float]]]()] * 2
+    step, of_step = -1, [dict[tuple[str, int], LearnerValues]()] * 2
     for (group, index), line, _ in pairs:
         if line["step"] != step:
             step = line["step"]
             of_step = [values_of_step(run, step) for run in (a, b)]
         both = [values[group, index] for values in of_step if (group, index) in values]
-        for name in _VALUES if len(both) == 2 else ():
-            each = enumerate(zip_longest(both[0][name], both[1][name]))
+        for name in VALUES if len(both) == 2 else ():
+            each = enumerate(zip_longest(*(getattr(values, name) for values in both)))
             if (found := next(((place, *two) for place, two in each if two[0] != two[1]), None)) is not None:
                 text = f"{name} {found[0]}: {found[1]} in A, {found[2]} in B"
                 yield from _at(step, [text], f"sample {index} of {group}")

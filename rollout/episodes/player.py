@@ -28,7 +28,7 @@ from rollout.episodes.conversation import (
     WrittenSoFar,
 )
 from rollout.episodes.transcript import Transcript
-from rollout.neighbours.sources import record_sources
+from rollout.neighbours.retriever_client import record_sources
 
 # Log of a sample: the share of its searches that another node's retriever answered.
 SEARCHED_ELSEWHERE = "searched_elsewhere"

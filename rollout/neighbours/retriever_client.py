@@ -7,7 +7,10 @@ A failure raises NeighbourError("retriever"): its text never becomes an observat
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.http.bodies import Passage, read_passages
@@ -16,7 +19,6 @@ from rollout.neighbours.http.circuit_breaker import BreakerOpen, first_ready
 from rollout.neighbours.http.endpoint import HttpEndpoint, HttpPolicy, call_with_retries, paused_deadline
 from rollout.neighbours.http.failures import AttemptFailed, FailureKind
 from rollout.neighbours.http.pool import ClosedAtExit
-from rollout.neighbours.sources import add_source
 
 _BOUNDARY = "retriever"
 _MAX_CONCURRENCY = 256
@@ -158,3 +160,45 @@ class RetrieverClient(ClosedAtExit):
 
 def _body_of(queries: Sequence[str], topk: int) -> bytes:
     return json.dumps({"queries": queries, "topk": topk, "return_scores": True}).encode()
+
+
+# -- which retrievers answered a sample's searches: recorded here, read by the sample's player -------------------------
+
+
+@dataclass
+class Sources:
+    """The retrievers that answered one sample's searches."""
+
+    content_hashes: set[str] = field(default_factory=set)  # content hashes of the indexes, where known
+    num_with_fallback: int = 0  # searches for which another node's retriever was configured
+    num_elsewhere: int = 0  # searches that another node's retriever answered
+
+
+# A task inherits the sources of its parent task: the same object.
+_sources: ContextVar[Sources | None] = ContextVar("sources", default=None)
+
+
+@contextmanager
+def record_sources() -> Iterator[Sources]:
+    """Yield the record of all searches within the block, including its child tasks."""
+    sources = Sources()
+    token = _sources.set(sources)
+    try:
+        yield sources
+    finally:
+        _sources.reset(token)
+
+
+def add_source(content_hash: str, is_elsewhere: bool | None = None) -> None:
+    """Record an answered search.
+
+    content_hash: of the index; "" if unknown.
+    is_elsewhere: whether another node answered; None: no other retriever is configured.
+    """
+    sources = _sources.get()
+    if sources is None:
+        return
+    sources.num_with_fallback += is_elsewhere is not None
+    sources.num_elsewhere += bool(is_elsewhere)
+    if content_hash:
+        sources.content_hashes.add(content_hash)

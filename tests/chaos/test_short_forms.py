@@ -20,10 +20,6 @@ _OF_NEIGHBOURS = r"lost=0 trained_twice=0 dead_letters=0 "
 
 _CHAOS = [
     pytest.param("kills", rf"killed_coordinator=4 killed_learner=4 killed_server=12 {_COUNTS}.*passed"),
-    pytest.param(
-        "kills --filtered",
-        rf"killed_coordinator=2 killed_learner=2 killed_server=5 filtered=\d+ filtered_and_trained=0 {_COUNTS}.*passed",
-    ),
     pytest.param("token_books", r"runs=4 generated=\d+ booked=\d+ difference=0 .*problems=0"),
     pytest.param("crash_points", r"failpoints=4 deaths=8 failed=0"),
     pytest.param("bad_network", rf"trajectories=200 messages=\d+ {_COUNTS}audit=passed"),

@@ -9,7 +9,8 @@ are filtered, prompts are evaluated, or messages are lost, doubled, mixed up and
 seconds. `--short`: four runs.
 
 holds: in every run `learner.audit` passes, the sum of the books is that of the engines' counters, none of it is
-"uncounted", and its trained tokens are those of the ledger; every other fate occurs in some run.
+"uncounted", its trained tokens are those of the ledger, and no group is trained that the filter does not take; every
+other fate occurs in some run.
 """
 
 import random
@@ -30,6 +31,7 @@ from learner.disk.run_folder import LEDGER
 from protocol.settings.settings import Settings
 from tests.chaos.frames.proxy import Faults, FrameProxy
 from tests.chaos.long_conversations import TalkingRig
+from tests.chaos.rig.counting import count_filtered
 from tests.chaos.rig.counting_engine import kill_between_counts, num_counted, run_counting_server
 from tests.chaos.rig.processes import Pace
 from tests.chaos.rig.run import Parts, Rig
@@ -119,6 +121,8 @@ def _run_once(seed: int, number: int, seen: Counter[str], fates: Counter[str], p
         fates.update(books)
         if generated != booked or books.get("trained") != _num_trained(rig.folder):
             problems.append(f"seed {seed}: generated {generated}, booked {booked}: {books}")
+        if settings.filter.dynamic_sampling and (wrong := count_filtered(rig.folder, settings)[1]):
+            problems.append(f"seed {seed}: {wrong} groups were trained that the filter does not take")
         print(
             f"token_books: seed {seed}: generated={generated} booked={booked} {dict(disturb.did)} {books}", flush=True
         )

@@ -78,9 +78,7 @@ def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(
     assert max(abs(expected[name] - found[name]).max() for name in expected) < 1e-6
 
 
-@pytest.mark.parametrize(
-    ("objective", "first_loss"), [("dpo", math.log(2)), ("kto", 0.5), ("reward_model", math.log(2))]
-)
+@pytest.mark.parametrize(("objective", "first_loss"), [("kto", 0.5), ("reward_model", math.log(2))])
 def test_compared_answers_are_learnt_from_the_first_steps_closed_form(
     cluster: FlowCluster, user: Bring, objective: str, first_loss: float
 ) -> None:

@@ -20,14 +20,14 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from learner.live.status import read_status
 from learner.report.dash.exposition import RunsCollector
-from learner.report.dash.learner_values import read_learner_values
 from learner.report.dash.ledger_rows import MOST_COUNTED, ORDERS, Filter
 from learner.report.dash.logs import merged_logs
 from learner.report.dash.runs import RunFolder, Runs
 from learner.report.dash.sample_index import search_of
-from learner.report.dash.timeline import trace_events
+from learner.report.dash.spans import trace_events
 from learner.report.page import render_page
 from learner.report.plots import Curves, Plot, compared_plots, metric_plots, reward_plot
+from learner.report.recorded_lines import values_of_sample
 from protocol.http.bearer import App, Receive, Scope, Send
 
 _FOLDER = Path(__file__).parent
@@ -181,7 +181,7 @@ def _add_sample_routes(app: FastAPI, runs: Runs) -> None:
         """A recorded sample: tokens with their texts, mask, policy versions, logprobs, and the learner's values."""
         try:
             shown = run.samples.sample(id, run.decoder())
-            return _json({**shown, "learner": read_learner_values(run.path, shown)})
+            return _json({**shown, "learner": values_of_sample(run.path, shown)})
         except KeyError:
             raise HTTPException(404, f"sample {id} is not recorded in {run.name}") from None
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from learner.data.preference_forms import recognise_unpaired
 from learner.data.sft_forms import BadRowError, Chat, Completion
-from learner.data.unpaired_forms import recognise_unpaired
 
 USER = {"role": "user", "content": "q"}
 ANSWER = {"role": "assistant", "content": "a"}

@@ -181,8 +181,8 @@ PLANTED: list[tuple[str, Plant, str]] = [
     ),
     (
         "learner's values of the same text",
-        lambda run: (run / "learner_values" / "step_2.rank_0.json").write_text(_VALUES.replace("0.5", "9")),
-        "step 2: sample 0 of e0-q2-0: advantages 0: 0.5 in A, 9 in B",
+        lambda run: (run / "learner_values" / "step_2.rank_0.json").write_text(_VALUES.replace("0.5", "9.0")),
+        "step 2: sample 0 of e0-q2-0: advantages 0: 0.5 in A, 9.0 in B",
     ),
     ("held-out answers", _line("evaluations.jsonl", 4, lambda line: line.update(response="x")), "'x' in B"),
     ("held-out answers", _line("metrics.jsonl", 4, lambda line: line.update({"eval/own/reward": 9.0})), "9.0 in B"),
@@ -225,7 +225,7 @@ CHAINS: list[tuple[list[Plant], str, int]] = [
     ),
     (
         [
-            lambda run: (run / "learner_values" / "step_2.rank_0.json").write_text(_VALUES.replace("0.5", "9")),
+            lambda run: (run / "learner_values" / "step_2.rank_0.json").write_text(_VALUES.replace("0.5", "9.0")),
             _line("samples.jsonl", 3, lambda line: line["logprobs"].__setitem__(-1, -9.0)),
             _line("evaluations.jsonl", 0, lambda line: line.update(response="x")),
         ],

@@ -13,8 +13,7 @@ from retriever.corpus import Corpus
 from retriever.indexes.bm25 import Bm25Index
 from retriever.service import RetrieverService
 from rollout.neighbours.http.endpoint import HttpPolicy
-from rollout.neighbours.retriever_client import RetrieverClient
-from rollout.neighbours.sources import record_sources
+from rollout.neighbours.retriever_client import RetrieverClient, record_sources
 from tests.fakes.http_servers import Answer, Received, ScriptedServer, free_address, serving
 
 TOKEN = "a-token-of-the-cluster"

@@ -8,8 +8,7 @@ import pytest
 from protocol.wire.trajectory import Trajectory
 from rollout.environments.base import Resources
 from rollout.environments.search import Search
-from rollout.neighbours.retriever_client import RetrieverClient
-from rollout.neighbours.sources import add_source, record_sources
+from rollout.neighbours.retriever_client import RetrieverClient, add_source, record_sources
 from tests.fakes.engines import ScriptedEngine
 from tests.fakes.http_servers import Answer, ScriptedServer
 from tests.fakes.playing_session import playing_session
