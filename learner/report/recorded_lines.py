@@ -62,7 +62,7 @@ def values_of_sample(run: Path, line: dict[str, Any]) -> dict[str, list[float]] 
 
     line: of samples.jsonl. None: no rank recorded them, as in earlier versions and for samples without an update.
     """
-    found = values_of_step(run, line["step"]).get((line["group"], line["sample_index"]))
+    found = values_of_step(run, line["step"]).get((line["group"], line.get("sample_index", -1)))
     mask: Sequence[int] = line["loss_mask"]
     if found is None or len(found.logprobs) != sum(mask):
         return None
