@@ -5,7 +5,7 @@
 2,000 prompts x 4 samples, 2 epochs, 200 SIGKILLs (120 servers, 40 coordinators, 40 learners) at any moment.
 Real coordinator, ledger, checkpoints, sockets, rollout servers and reward service; the engine is paced by script and
 the learner counts instead of training (tests/chaos/rig/processes.py). Counted twice: by `learner.audit`, and by what
-the learner that survived had in its last checkpoint. `--short`: 120 prompts, one epoch, 12 kills.
+the learner that survived had in its last checkpoint. `--short`: 200 prompts, one epoch, 12 kills.
 `--filtered`: with dynamic sampling, which replaces about half of the groups, and none that it takes out is trained: 400
 prompts and 60 kills, 80 and 9 if short.
 """
@@ -29,7 +29,7 @@ _FILTER = {"dynamic_sampling": True, "low": 5.5, "high": 10.5, "max_replaced": 0
 # (is filtered, is short) -> prompts, epochs, kills of servers, coordinators and learners.
 _SIZES = {
     (False, False): (2000, 2, (120, 40, 40)),
-    (False, True): (120, 1, (7, 2, 3)),
+    (False, True): (200, 1, (7, 2, 3)),
     (True, False): (400, 1, (36, 12, 12)),
     (True, True): (80, 1, (5, 2, 2)),
 }
