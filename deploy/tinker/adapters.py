@@ -89,7 +89,7 @@ class Adapter:
     def step(self, adam: AdamParams) -> dict[str, float]:
         """Update the weights with the gradient so far, and drop it; returns metrics.
 
-        Raises: RequestError for a gradient that is not finite. The weights are then unchanged.
+        Raises: RequestError for a gradient or new weights that are not finite. Load the weights and moments then.
         """
         for group in self.optimizer.param_groups:
             group.update(lr=adam.learning_rate, betas=(adam.beta1, adam.beta2))
@@ -102,6 +102,11 @@ class Adapter:
                     "The gradient is not finite, so the weights were not changed. Check logprobs and weights."
                 )
             self.optimizer.step()
+            if not all(bool(each.isfinite().all()) for each in self.parameters.values()):
+                raise RequestError(
+                    f"The step makes weights that are not finite, so they were not changed. learning_rate = "
+                    f"{adam.learning_rate:g} is too large, or eps = {adam.eps:g} too small."
+                )
         finally:
             self.optimizer.zero_grad(set_to_none=True)
         return {"grad_norm": norm, "learning_rate": adam.learning_rate}

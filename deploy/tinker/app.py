@@ -17,11 +17,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from deploy.tinker import bodies
-from deploy.tinker.journal import Journal, Request, Result, SamplerRow
+from deploy.tinker.journal import Journal, OtherRequestError, Request, Result, SamplerRow
 from deploy.tinker.learning import Learning
 from deploy.tinker.naming import check_base, model_id, request_id, sampler_id
 from deploy.tinker.sampling import Sampling, sequence_ids
-from deploy.tinker.wire import RequestError, read_head
+from deploy.tinker.wire import RequestError, in_order, read_head
 from protocol.http.app import BodyTooLargeError, read_body
 from protocol.http.bodies import BodyError, read_request
 
@@ -123,8 +123,8 @@ class Api:
             if seq > 0 and not await asyncio.to_thread(self._journal.has, request_id(owner, 0)):
                 raise HTTPException(404, f"The model {owner} was not created in this service's folder.")
             self._see(owner.partition(":train:")[0])
-            made = Request(request_id(owner, seq), owner, seq, verb, body)
-            if await asyncio.to_thread(self._journal.add, made):
+            made = Request(request_id(owner, seq), owner, seq, verb, in_order(body) if place is read_head else body)
+            if await self._add(made):
                 assert self._learning is not None
                 self._learning.add(made)
             return JSONResponse({"request_id": made.id, "model_id": owner})
@@ -140,10 +140,20 @@ class Api:
         if self._sampling.num_in_flight >= _MAX_SAMPLES:
             raise HTTPException(429, f"{_MAX_SAMPLES} sample requests are in flight. Try again.")
         made = Request(request_id(sampler.id, body.seq_id), sampler.id, body.seq_id, "asample", raw)
-        if await asyncio.to_thread(self._journal.add, made):
+        if await self._add(made):
             self._sampling.add(made)
         names = sequence_ids(body, sampler, self._about.name)
         return JSONResponse({"request_id": made.id, "sample_sequence_ids": names})
+
+    async def _add(self, made: Request) -> bool:
+        """Write a request down; False for one that is sent again. Raises: RequestError for another one."""
+        try:
+            return await asyncio.to_thread(self._journal.add, made)
+        except OtherRequestError:
+            raise RequestError(
+                f"{made.owner} has another request with the number {made.seq}. Do two processes use copies of one "
+                "client? Make a client in each."
+            ) from None
 
     async def _retrieve(self, request: HttpRequest, raw: bytes) -> Response:
         name = read_request(bodies.RetrieveFuture, raw).request_id

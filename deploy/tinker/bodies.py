@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class Body(BaseModel):
     """Any body."""
 
-    model_config = ConfigDict(protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=(), allow_inf_nan=False)
 
 
 class SessionBody(Body):
@@ -58,7 +58,7 @@ class AdamParams(Body):
     learning_rate: float = Field(0.0001, ge=0)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.95, ge=0, lt=1)
-    eps: float = Field(1e-12, ge=0)
+    eps: float = Field(1e-12, gt=0)  # 0 would divide by zero where a gradient is zero
     weight_decay: float = Field(0.0, ge=0)
     grad_clip_norm: float = 0.0  # 0: no clipping
 

@@ -7,17 +7,23 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from protocol.disk.lock import file_lock
 from protocol.errors import OperatorError, SettingsError
 from protocol.http.listen import LOOPBACK, bind, positive
 from protocol.http.service import run_service, serve_app
 
+if TYPE_CHECKING:
+    from deploy.tinker.adapters import BaseModel
+    from protocol.settings.run_spec import EngineRequest
+
 _ABOUT = """\
 Serve Tinker's API for one base model, on CPUs or one GPU. Clients train LoRA adapters. Give them
 TINKER_BASE_URL=http://HOST:PORT and a TINKER_API_KEY that begins with tml-. The same --folder resumes after a crash."""
 _MIN_KEY_LENGTH = 16
+_USUAL_TOKENS = 4096
+_ENGINE_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the largest ranks that vLLM can be started with
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,6 +33,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _serve(given: argparse.Namespace) -> None:
     key = _read_key(given.key_file) if given.key_file else None
+    if given.max_rank > _ENGINE_RANKS[-1]:
+        raise OperatorError(f"tinker: --max-rank {given.max_rank} is over {_ENGINE_RANKS[-1]}, the most that vLLM has.")
     if key is None and given.host not in LOOPBACK:
         raise OperatorError(
             f"tinker: --host {given.host} is open to other machines. Give --key-file, or use 127.0.0.1."
@@ -48,10 +56,13 @@ def _make_app(given: argparse.Namespace, key: str | None) -> Any:
     from deploy.tinker.learning import Learning, Limits
     from deploy.tinker.sampling import Sampling
     from learner.disk.model_folder import find_named_model, read_max_positions
-    from protocol.settings.run_spec import EngineRequest
 
     model = find_named_model("MODEL", given.model)
-    max_tokens = given.max_tokens or min(4096, read_max_positions(model) or 4096)
+    most = read_max_positions(model) or given.max_tokens or _USUAL_TOKENS
+    max_tokens = given.max_tokens or min(_USUAL_TOKENS, most)
+    if max_tokens > most:
+        raise OperatorError(f"tinker: --max-tokens {max_tokens} is over the {most} positions of {model}. Give {most}.")
+    _check_base(given.folder, model)
     same = {name: getattr(given, name) for name in ("dtype", "gradient_checkpointing", "trust_remote_code")}
     base = BaseModel(base_settings(model, max_tokens, given.micro_batch_tokens, **same))
     journal = Journal(given.folder / "journal.sqlite")
@@ -60,21 +71,7 @@ def _make_app(given: argparse.Namespace, key: str | None) -> Any:
     names = tuple(given.name or [given.model])
     api = Api(journal, About(names, str(model), arch, max_tokens), key)
     limits = Limits(int(given.adapter_gib * 2**30), given.max_rank, (*names, str(model)))
-    on_cpus = base.device.type == "cpu"
-    lora = {"enable_lora": True, "max_lora_rank": given.max_rank, "max_loras": 8, "load_format": "auto"}
-    # No adapter has a head. On CPUs vLLM's adapted head ends the engine when several prompts are scored at a time.
-    lora["lora_target_modules"] = base.layer_kinds
-    engine = EngineRequest(
-        model=str(model),
-        dtype=given.dtype,
-        tensor_parallel_size=1,
-        seed=0,
-        max_model_len=max_tokens,
-        trust_remote_code=given.trust_remote_code,
-        weights_backend="gloo" if on_cpus else "nccl",
-        engine_args={**lora, **given.engine_args},
-        on_cpus=on_cpus,
-    )
+    engine = _engine_of(given, model, max_tokens, base)
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
@@ -86,6 +83,42 @@ def _make_app(given: argparse.Namespace, key: str | None) -> Any:
         await asyncio.to_thread(sampling.close)
 
     return api.app(lifespan)
+
+
+def _engine_of(given: argparse.Namespace, model: Path, max_tokens: int, base: "BaseModel") -> "EngineRequest":
+    """Return the form of vLLM's engine, whose adapters may have any rank up to --max-rank."""
+    from protocol.settings.run_spec import EngineRequest
+
+    on_cpus = base.device.type == "cpu"
+    engine_rank = next(rank for rank in _ENGINE_RANKS if rank >= given.max_rank)
+    lora = {"enable_lora": True, "max_lora_rank": engine_rank, "max_loras": 8, "load_format": "auto"}
+    # No adapter has a head. On CPUs vLLM's adapted head ends the engine when several prompts are scored at a time.
+    lora["lora_target_modules"] = base.layer_kinds
+    return EngineRequest(
+        model=str(model),
+        dtype=given.dtype,
+        tensor_parallel_size=1,
+        seed=0,
+        max_model_len=max_tokens,
+        trust_remote_code=given.trust_remote_code,
+        weights_backend="gloo" if on_cpus else "nccl",
+        engine_args={**lora, **given.engine_args},
+        on_cpus=on_cpus,
+    )
+
+
+def _check_base(folder: Path, model: Path) -> None:
+    """Write down the base model of a folder. Raises: OperatorError when the folder has the weights of another one."""
+    from learner.disk.model_folder import shape_digest, weights_digest
+    from protocol.disk.files import replace_file
+
+    record, digest = folder / "base_model", f"{shape_digest(model, with_code=False)} {weights_digest(model)}"
+    if not record.exists():
+        replace_file(record, digest.encode())
+    elif record.read_text() != digest:
+        raise OperatorError(
+            f"tinker: {folder} has clients' weights for another base model than {model}. Give another --folder."
+        )
 
 
 def _read_key(path: Path) -> str:

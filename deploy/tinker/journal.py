@@ -4,10 +4,11 @@ A request is in the record before its client has an answer, and its result befor
 transaction writes a result together with every change that the request made.
 """
 
+import hashlib
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from typing import Any, Literal
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS request (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, seq INTEGER NOT NULL, verb TEXT NOT NULL, body BLOB NOT NULL,
-    kind TEXT, result BLOB, UNIQUE (owner, seq)
+    kind TEXT, result BLOB, digest BLOB, UNIQUE (owner, seq)
 );
 CREATE TABLE IF NOT EXISTS model (
     id TEXT PRIMARY KEY, form TEXT NOT NULL, seq INTEGER NOT NULL, step INTEGER NOT NULL
@@ -29,6 +30,11 @@ CREATE TABLE IF NOT EXISTS sampler (
 """
 # Newest requests whose results are kept. A client reads a result within seconds.
 _KEPT_RESULTS = 4096
+
+
+class OtherRequestError(Exception):
+    """Another request has this one's place in the order of its owner."""
+
 
 Kind = Literal["json", "protobuf", "error"]
 
@@ -99,15 +105,24 @@ class Journal:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.executescript(_SCHEMA)
+        with suppress(sqlite3.OperationalError):  # it is there, unless an earlier version made the file
+            self._db.execute("ALTER TABLE request ADD COLUMN digest BLOB")
 
     def add(self, request: Request) -> bool:
-        """Write a request down; False when its place in the order is taken, so that it is not run again."""
+        """Write a request down; False when it came before, so that it is not run again.
+
+        Raises: OtherRequestError when another request has its place in the order.
+        """
+        digest = hashlib.sha256(request.verb.encode() + b"\0" + request.body).digest()
         with self._transaction():
             done = self._db.execute(
-                "INSERT OR IGNORE INTO request (id, owner, seq, verb, body) VALUES (?, ?, ?, ?, ?)",
-                (request.id, request.owner, request.seq, request.verb, request.body),
+                "INSERT OR IGNORE INTO request (id, owner, seq, verb, body, digest) VALUES (?, ?, ?, ?, ?, ?)",
+                (request.id, request.owner, request.seq, request.verb, request.body, digest),
             )
-            return done.rowcount == 1
+            (earlier,) = self._one("SELECT digest FROM request WHERE id = ?", request.id)
+        if earlier not in (digest, None):  # None: of a journal without digests
+            raise OtherRequestError(request.id)
+        return done.rowcount == 1
 
     def finish(self, request: Request, result: Result, rows: Sequence[Row] = ()) -> None:
         """Write a result and the rows that the request made. A model's row ends the need for earlier bodies.

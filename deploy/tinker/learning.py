@@ -156,6 +156,7 @@ class Learning:
         try:
             metrics = adapter.step(body.adam_params or AdamParams())
         except RequestError as error:
+            adapter.load(self._state_folder(row.id) / f"{row.seq}.safetensors", with_optimizer=True)
             # The dropped gradient stays dropped after a restart.
             return _failure(str(error), "user"), [self._save_state(request, row.step)]
         return _json(metrics=metrics, type="optim_step"), [self._save_state(request, row.step + 1)]

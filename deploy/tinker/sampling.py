@@ -81,13 +81,12 @@ class Sampling:
         sampler = self._journal.sampler(body.sampling_session_id)
         if sampler is None:
             raise RequestError(f"The sampling session {body.sampling_session_id} is not known. Create one.")
-        if sampler.place and not (self._folder / sampler.place).is_dir():
-            raise RequestError(f"The weights {sampler.path} were removed, as newer ones came. Save them by name.")
         tokens = _prompt(body, self._spec.max_model_len)
         from vllm.v1.engine.exceptions import EngineDeadError
 
         for attempt in range(_ATTEMPTS):
             llm = None
+            self._check_weights(sampler)  # vLLM ends with all its requests when it cannot load an adapter
             try:
                 llm = await self._engine()
                 return await self._generate(llm, body, tokens, sampler)
@@ -96,6 +95,23 @@ class Sampling:
                     raise
                 await self._drop(llm)
         raise AssertionError
+
+    def _check_weights(self, sampler: SamplerRow) -> None:
+        """Raises: RequestError for weights that are gone, or of a rank that the engine does not load."""
+        if not sampler.place:
+            return
+        try:
+            rank = json.loads((self._folder / sampler.place / "adapter_config.json").read_bytes())["r"]
+        except FileNotFoundError:
+            raise RequestError(
+                f"The weights {sampler.path} are gone: deleted, or followed by newer ones of a sampling session. "
+                "Save them by name."
+            ) from None
+        most = self._spec.engine_args.get("max_lora_rank", rank)
+        if rank > most:
+            raise RequestError(
+                f"The weights {sampler.path} have rank {rank}. Start the service with --max-rank {rank}."
+            )
 
     async def _generate(self, llm: Any, body: Sample, tokens: list[int], sampler: SamplerRow) -> bytes:
         params = _vllm_params(body, len(tokens), self._spec)

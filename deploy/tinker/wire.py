@@ -78,6 +78,12 @@ def read_head(body: bytes) -> tuple[str, int]:
     return message.model_id, message.seq_id
 
 
+def in_order(body: bytes) -> bytes:
+    """Return the body of a pass with its maps in order, so that a pass that is sent again has the same bytes."""
+    ordered: bytes = _parse(body).SerializeToString(deterministic=True)
+    return ordered
+
+
 def read_pass(body: bytes) -> Pass:
     """Return a pass. Raises: RequestError for data that is not text, or arrays that are not dense."""
     message = _parse(body)

@@ -19,10 +19,10 @@ import pytest
 from deploy.tinker.adapters import BaseModel
 from deploy.tinker.app import About, Api
 from deploy.tinker.bodies import Sample
-from deploy.tinker.journal import Journal, Request, SamplerRow
+from deploy.tinker.journal import Journal, Request, Result, SamplerRow
 from deploy.tinker.learning import Learning, Limits
 from deploy.tinker.sampling import Sampling, _vllm_params
-from deploy.tinker.wire import MESSAGES
+from deploy.tinker.wire import MESSAGES, Datum, in_order
 from protocol.errors import NeighbourError
 from tests.deploy.tinker.played_client import MODEL, datum, pass_body, read_logprobs
 from tests.fakes.tiny_models import engine_of
@@ -102,6 +102,28 @@ async def test_deleted_weights_are_gone_from_the_disk(verb: str, http: httpx.Asy
 def saved_files(folder: Path) -> list[Path]:
     files = [*(folder / "weights").rglob("*"), *(folder / "samplers").rglob("*")]
     return [each for each in files if each.is_file()]
+
+
+async def test_a_number_has_one_request(http: httpx.AsyncClient) -> None:
+    await result(http, "create_model", CREATE)
+    one, other = pass_body([datum([5, 6, 7])]), pass_body([datum([5, 6, 8])])
+    sent = [await http.post("forward_backward", content=body) for body in (one, one, other)]
+    step = {"model_id": MODEL, "seq_id": 1, "adam_params": {}}
+    await http.post("create_sampling_session", json=SESSION)
+    picture = {"chunks": [{"type": "image"}]}  # refused before an engine starts
+    sent.append(await http.post("optim_step", json=step))
+    sent += [await http.post("asample", json=sample(prompt=picture, num_samples=num)) for num in (2, 2, 3)]
+
+    assert [each.status_code for each in sent] == [200, 200, 422, 422, 200, 200, 422]
+    assert sent[2].json()["error"].startswith(f"{MODEL} has another request with the number 1. Do two processes")
+
+
+def test_a_pass_has_the_same_bytes_in_any_order_of_its_inputs() -> None:
+    given = datum([5, 6, 7], weights=[1, 0], advantages=[2, 3], logprobs=[4, 5])
+    turned = Datum(given.tokens, dict(reversed(given.inputs.items())))
+
+    assert in_order(pass_body([given])) == in_order(pass_body([turned]))
+    assert in_order(in_order(pass_body([given]))) == in_order(pass_body([given]))
 
 
 async def test_a_failed_request_has_its_error_and_whose_fault_it_is(http: httpx.AsyncClient) -> None:
@@ -219,19 +241,49 @@ async def test_only_the_requested_end_of_a_prompt_has_logprobs(tmp_path: Path) -
 
 async def sample_of(engine: SecondStart, folder: Path, body: dict[str, Any]) -> Any:
     """Return the result of a sample request, as its message."""
+    result = await result_of(engine, folder, body, SamplerRow("session:sample:3", "", "", 0), {})
+    assert result.kind == "protobuf", result.content
+    message = MESSAGES["Samples"]()
+    message.ParseFromString(result.content)
+    return message
+
+
+async def result_of(
+    engine: SecondStart, folder: Path, body: dict[str, Any], row: SamplerRow, engine_args: dict[str, Any]
+) -> Result:
     journal, done = Journal(folder / "journal.sqlite"), asyncio.Event()
-    sampling = Sampling(journal, engine_of("tiny"), folder, lambda name: done.set(), engine)
-    journal.put(SamplerRow("session:sample:3", "", "", 0))
+    spec = engine_of("tiny", engine_args=engine_args)
+    sampling = Sampling(journal, spec, folder, lambda name: done.set(), engine)
+    journal.put(row)
     made = Request("session:sample:3#1", "session:sample:3", 1, "asample", json.dumps(body).encode())
     journal.add(made)
     sampling.add(made)
     await asyncio.wait_for(done.wait(), 100)
     result = journal.result(made.id)
     assert result is not None
-    assert result.kind == "protobuf", result.content
-    message = MESSAGES["Samples"]()
-    message.ParseFromString(result.content)
-    return message
+    return result
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ('{"r": 32}', "The weights tinker://a have rank 32. Start the service with --max-rank 32."),
+        (None, "The weights tinker://a are gone: deleted, or followed by newer ones"),
+    ],
+)
+async def test_weights_that_vllm_cannot_load_are_refused_before_it_sees_them(
+    config: str | None, text: str, tmp_path: Path
+) -> None:
+    engine = SecondStart()
+    if config is not None:
+        (tmp_path / "weights").mkdir()
+        (tmp_path / "weights" / "adapter_config.json").write_text(config)
+    row = SamplerRow("session:sample:3", "tinker://a", "weights", 1)
+    result = await result_of(engine, tmp_path, sample(), row, {"max_lora_rank": 16})
+
+    assert result.kind == "error"
+    assert json.loads(result.content)["error"].startswith(text)
+    assert engine.num_starts == 0
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,21 @@ def test_a_gradient_that_is_not_finite_changes_no_weight(base: BaseModel, tmp_pa
     assert not torch.equal(*(next(iter(each.values())) for each in (state(client), before)))
 
 
+def test_a_step_that_makes_weights_that_are_not_finite_changes_none(base: BaseModel, tmp_path: Path) -> None:
+    client = Client(tmp_path, base)
+    client.start()
+    client.wait(client.create())
+    before = state(client)
+    for seq in (1, 2):
+        client.send("forward_backward", seq, pass_body(ONE, seq=seq))
+    failure = client.error(client.step(3, learning_rate=0.01, eps=1e-60))
+
+    assert failure["error"].startswith("The step makes weights that are not finite, so they were not changed.")
+    assert_same_bits(state(client), before)
+    run_script(client, 1, 2)
+    assert all(torch.isfinite(each).all() for each in state(client).values())
+
+
 def test_a_failed_request_leaves_the_gradient_and_the_order(base: BaseModel, tmp_path: Path) -> None:
     failing, plain = Client(tmp_path / "failing", base), Client(tmp_path / "plain", base)
     for client in (failing, plain):
