@@ -102,11 +102,7 @@ def make_ranks(
 def rank_places(topology: Topology, host: str, port: int) -> list[RankPlace]:
     """Return each rank's place, in order. host, port: where the ranks meet."""
     nodes = [node.node_ip for node in topology.ranks.places]
-    of_servers = [node.node_ip for node in topology.servers.places]
-    return [
-        RankPlace(number, len(nodes), host, port, nodes.count(node), of_servers.count(node))
-        for number, node in enumerate(nodes)
-    ]
+    return [RankPlace(number, len(nodes), host, port, nodes.count(node)) for number, node in enumerate(nodes)]
 
 
 def rank_names(topology: Topology) -> list[str]:

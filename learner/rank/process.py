@@ -39,7 +39,6 @@ class RankPlace:
     host: str  # address of rank 0, where ranks and rollout servers meet
     port: int  # of rank 0's store
     ranks_here: int = 1  # learner ranks on this rank's node
-    servers_here: int = 0  # rollout servers on this rank's node when the run starts
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,7 @@ class RankProcess:
         from learner.rank.start import find_models, join, load, record_models, use_threads
 
         with self._keeping_tracebacks():
-            # No rollout server generates on these cores before training begins.
-            use_threads(self._settings, self._place.ranks_here, num_others=0)
+            use_threads(self._settings, self._place.ranks_here)
             self._set_phase("finding the models on this node")
             folders = find_models(self._settings, self._small_files, is_first=self._place.rank == 0)
             self._model = folders["policy.model"]
@@ -124,10 +122,7 @@ class RankProcess:
     def train(self, run: RunPlace) -> str:
         """Train until the coordinator ends the run; returns one sentence about the end."""
         from learner.rank.rank import train
-        from learner.rank.start import use_threads
 
-        num_workers = self._place.servers_here * self._settings.rollout.tensor_parallel_size
-        use_threads(self._settings, self._place.ranks_here, num_others=num_workers)
         self._servers = run.servers
         place = (self._folder, self._model, run)
         reach = (self._reach_server, lambda: self._servers)

@@ -120,12 +120,12 @@ def load(
     return Models(roles, step, version, are_saved=checkpoint is not None)
 
 
-def use_threads(settings: Settings, num_ranks: int, num_others: int) -> None:
-    """Use this rank's share of its node's cores. num_ranks: on the node. num_others: processes there with a core each.
+def use_threads(settings: Settings, num_ranks: int) -> None:
+    """Use this rank's share of its node's cores. num_ranks: on the node.
 
-    With more threads than cores, every parallel region waits for a thread that is not running.
+    Rollout servers there use the same cores: an engine waits often, and a core that is kept for it stands idle then.
     """
-    share = ((os.cpu_count() or 1) - num_others) // num_ranks
+    share = (os.cpu_count() or 1) // num_ranks
     torch.set_num_threads(settings.learner.num_threads or max(1, share))
 
 

@@ -30,7 +30,7 @@ class Rates(Section):
     push_s: NonNegativeFloat = 0.0  # end of training until the next step may begin
     pause_s: NonNegativeFloat = 0.0  # the part of a push in which servers do not generate
     reward_s: NonNegativeFloat = 0.0  # environment and reward of a sample
-    num_cores: NonNegativeFloat = 0.0  # cores that servers and ranks share, a thread each; 0: each has its own device
+    num_cores: NonNegativeFloat = 0.0  # cores of servers (one each) and ranks (all together); 0: own devices
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,8 @@ class _Run:
         """Set the engines' speeds; return that of the ranks. Busy servers and ranks share the cores."""
         cores, is_training = self._rates.num_cores, self._left_s is not None
         is_asleep = self._is_paused or (self._layout.shares_devices and (is_training or self._is_pushing))
-        num_busy = 0 if is_asleep else sum(engine.num_samples > 0 for engine in self.engines)
-        num_busy += self._layout.num_ranks * is_training
+        num_busy: float = 0 if is_asleep else sum(engine.num_samples > 0 for engine in self.engines)
+        num_busy += max(self._layout.num_ranks, cores) * is_training
         speed = min(1.0, cores / num_busy) if cores and num_busy else 1.0
         for engine in self.engines:
             engine.speed = 0.0 if is_asleep else speed

@@ -274,9 +274,7 @@ class LearnerSettings(AlgorithmSettings):
         description="URL of a folder (s3://BUCKET/FOLDER, file:///FOLDER) to which checkpoints are copied in the "
         "background, and from which a start fetches the newest; null: none.",
     )
-    num_threads: Count = Field(
-        0, description="CPU threads of one rank; 0: its share of the cores, less one for each rollout server."
-    )
+    num_threads: Count = Field(0, description="CPU threads of one rank; 0: its share of the node's cores.")
     batch_timeout_s: Seconds = Field(
         1800.0, description="Longest wait of a rank for its next batch, without the time of evaluations."
     )

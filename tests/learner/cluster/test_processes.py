@@ -64,8 +64,8 @@ def test_ranks_are_named_with_their_nodes_where_there_are_several() -> None:
     ]
 
 
-def test_a_rank_shares_its_cores_with_the_ranks_and_servers_of_its_own_node() -> None:
+def test_a_rank_shares_its_cores_with_the_ranks_of_its_own_node() -> None:
     settings = Settings.model_validate({"learner": {"num_ranks": 16}, "rollout": {"num_servers": 8}})
     plan = plan_topology(settings, Sizes(ModelSize(1000)), [Node(f"10.0.0.{number}", 8) for number in (1, 2, 3)])
     places = processes.rank_places(plan, "10.0.0.1", 1234)
-    assert [(place.rank, place.ranks_here, place.servers_here) for place in places] == [(n, 8, 0) for n in range(16)]
+    assert [(place.rank, place.ranks_here) for place in places] == [(number, 8) for number in range(16)]

@@ -77,6 +77,7 @@ def test_a_rank_shares_its_own_nodes_cores_alone(monkeypatch: pytest.MonkeyPatch
     used: list[int] = []
     monkeypatch.setattr(os, "cpu_count", lambda: 112)
     monkeypatch.setattr(torch, "set_num_threads", used.append)
-    for num_ranks, num_others in ((8, 0), (8, 8), (200, 0)):  # ranks and servers of this node
-        use_threads(Settings(), num_ranks, num_others)
-    assert used == [14, 13, 1]
+    for num_ranks in (8, 200):  # of this node
+        use_threads(Settings(), num_ranks)
+    use_threads(Settings.model_validate({"learner": {"num_threads": 3}}), 8)
+    assert used == [14, 1, 3]
