@@ -1,6 +1,7 @@
 """A resume with other reward endpoints: the operator is told, and what depends on earlier rewards starts again."""
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -170,9 +171,11 @@ def test_scorer_that_does_not_say_in_time_what_it_is_is_named(
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections, answers none
         given = scored_by({**EM, "url": f"http://127.0.0.1:{listener.getsockname()[1]}/em"})
-        with pytest.raises(OperatorError, match=r"The scorer behind .*/em did not answer GET /health within 5 s"):
-            answers_origin(settings_of(**given), 2, tmp_path, {})
-        (notice,) = Script(tmp_path, settings_of(**given)).coordinator.status().notices
+        with ThreadPoolExecutor(1) as threads:  # both wait for five seconds
+            origin = threads.submit(answers_origin, settings_of(**given), 2, tmp_path, {})
+            (notice,) = Script(tmp_path, settings_of(**given)).coordinator.status().notices
+            with pytest.raises(OperatorError, match=r"The scorer behind .*/em did not answer GET /health within 5 s"):
+                origin.result()
         assert notice.endswith("/em did not answer GET /health within 5 s: whether it changed is not known.")
 
 
