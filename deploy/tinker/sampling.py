@@ -114,15 +114,17 @@ class Sampling:
             )
 
     async def _generate(self, llm: Any, body: Sample, tokens: list[int], sampler: SamplerRow) -> bytes:
-        params = _vllm_params(body, len(tokens), self._spec)
+        from vllm.exceptions import VLLMClientError
+
         prompt = {"prompt_token_ids": tokens}
         result = None
         try:
+            params = _vllm_params(body, len(tokens), self._spec)
             async for output in llm.generate(
                 prompt, params, f"sample-{next(self._names)}", lora_request=self._lora(sampler)
             ):
                 result = output
-        except ValueError as error:
+        except (ValueError, VLLMClientError) as error:
             raise RequestError(f"vLLM refuses the request: {error}") from error
         assert result is not None
         k, of_samples = body.topk_prompt_logprobs, body.topk_sample_logprobs

@@ -221,6 +221,26 @@ async def test_a_sample_survives_an_engine_that_dies_as_it_starts(tmp_path: Path
     assert engine.num_starts == 2
 
 
+class Refusing(SecondStart):
+    """An engine that refuses every request."""
+
+    num_starts = 1
+
+    async def generate(self, *given: object, **more: object) -> AsyncIterator[SimpleNamespace]:
+        from vllm.exceptions import VLLMValidationError
+
+        raise VLLMValidationError("50 is greater than 20")
+        yield SimpleNamespace()
+
+
+async def test_what_vllm_refuses_is_the_clients_to_correct(tmp_path: Path) -> None:
+    row = SamplerRow("session:sample:3", "", "", 0)
+    result = await result_of(Refusing(), tmp_path, sample(topk_prompt_logprobs=50), row, {})
+    read = json.loads(result.content)
+
+    assert (read["category"], read["error"][:47]) == ("user", "vLLM refuses the request: 50 is greater than 20")
+
+
 async def test_a_process_of_an_engine_that_is_starting_ends_with_the_service(tmp_path: Path) -> None:
     child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
     child.start()
