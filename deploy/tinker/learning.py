@@ -130,7 +130,8 @@ class Learning:
             # What it left in memory is unknown; the disk has the model.
             self._adapters.pop(request.owner, None)
             _log.exception("request failed  id=%s verb=%s", request.id, request.verb)
-            result = _failure(f"{type(error).__name__}: {error}", "server")
+            kept = "The request changed nothing: weights and gradient are as before it."
+            result = _failure(f"{type(error).__name__}: {error}. {kept}", "server")
         self._journal.finish(request, result, rows)
         self._remove_old_files(request, rows)
         self._on_result(request.id)

@@ -5,10 +5,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 
-from deploy.tinker.adapters import BaseModel
+from deploy.tinker.adapters import Adapter, BaseModel
 from tests.deploy.tinker.played_client import MODEL, Client, datum, pass_body, read_logprobs
 
 ONE, TWO = [datum([5, 6, 7, 8])], [datum([9, 3, 4])]
@@ -139,6 +140,32 @@ def test_a_step_that_makes_weights_that_are_not_finite_changes_none(base: BaseMo
     assert_same_bits(state(client), before)
     run_script(client, 1, 2)
     assert all(torch.isfinite(each).all() for each in state(client).values())
+
+
+def test_a_step_that_a_full_disk_ends_can_be_sent_again(
+    base: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, plain = Client(tmp_path / "full", base), Client(tmp_path / "plain", base)
+    for client in (full, plain):
+        client.start()
+        client.create()
+        run_script(client, 0, 1)
+        client.wait(client.send("forward_backward", 4, pass_body(ONE, seq=4)))
+        if client is full:
+            with monkeypatch.context() as patch:
+                patch.setattr(Adapter, "save", no_space)
+                failure = client.error(client.step(5, learning_rate=0.01))
+            client.wait(client.step(6, learning_rate=0.01))
+        else:
+            client.wait(client.step(5, learning_rate=0.01))
+
+    assert failure["category"] == "server"
+    assert failure["error"].endswith("space left. The request changed nothing: weights and gradient are as before it.")
+    assert_same_bits(state(full), state(plain))
+
+
+def no_space(adapter: Adapter, path: Path) -> None:
+    raise OSError("no space left")
 
 
 def test_a_failed_request_leaves_the_gradient_and_the_order(base: BaseModel, tmp_path: Path) -> None:
