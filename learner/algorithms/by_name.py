@@ -7,6 +7,8 @@ A user's own is FILE.py:name.
 import math
 from dataclasses import dataclass, replace
 
+import torch
+
 from learner.algorithms.advantages.advantage import Advantage
 from learner.algorithms.advantages.dr_grpo import dr_grpo_advantages
 from learner.algorithms.advantages.gae import gae_advantages
@@ -22,6 +24,7 @@ from learner.algorithms.losses.policy_loss import Clip, PolicyLoss
 from learner.algorithms.losses.ppo import ppo_loss
 from learner.algorithms.losses.reinforce import reinforce_loss
 from learner.algorithms.own_algorithm import check_result_shape, load_own
+from protocol.errors import SettingsError
 from protocol.settings.learner import RECIPES, LearnerSettings
 
 ADVANTAGES: dict[str, Advantage] = {
@@ -49,6 +52,9 @@ CORRECTIONS: dict[str, Correction] = {
 }
 
 
+_EQUAL_AT_MOST = 1e-6  # of the advantages of equal rewards: rounding
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """The parts of a run's algorithm."""
@@ -69,7 +75,9 @@ def algorithm_of(settings: LearnerSettings) -> Algorithm:
     Raises: SettingsError when a user's own algorithm cannot be loaded.
     """
     recipe = RECIPES[settings.recipe]["learner"]
-    advantage = _advantage(settings.advantage or recipe["advantage"])
+    advantage = _advantage(name := settings.advantage or recipe["advantage"])
+    if settings.equal_groups == "skip" and name not in ADVANTAGES:
+        _check_equal_groups(name, advantage, settings.whiten)
     correction = _correction(settings.correction or recipe["correction"])
     low, high = settings.correction_low, settings.correction_high
     return Algorithm(
@@ -93,6 +101,24 @@ def _advantage(name: str) -> Advantage:
         return replace(record, of_groups=check_result_shape(setting, name, record.of_groups))
     assert record.of_tokens is not None
     return replace(record, of_tokens=check_result_shape(setting, name, record.of_tokens))
+
+
+def _check_equal_groups(name: str, advantage: Advantage, whiten: bool | None) -> None:
+    """Try groups of equal rewards. Raises: SettingsError unless they have nothing to teach: they would be skipped."""
+    found = "it is whitened over the step" if advantage.is_whitened and whiten is None else ""
+    lengths = torch.tensor([[2.0, 3.0, 5.0, 7.0]], dtype=torch.float64)
+    for reward in (0.0, 1.0):
+        if advantage.of_groups is None:
+            found = found or "it is of single tokens"
+            break
+        result = advantage.of_groups(torch.full_like(lengths, reward), lengths)
+        if bool((result.abs() > _EQUAL_AT_MOST).any()) or bool(result.isnan().any()):
+            found = f"four rewards of {reward:g} got {[round(value, 4) for value in result.flatten().tolist()]}"
+    if found:
+        raise SettingsError(
+            f"settings: learner.equal_groups = skip would skip groups that learner.advantage = {name} learns from "
+            f"though their rewards are equal: {found}. Set it to keep."
+        )
 
 
 def _loss(name: str) -> PolicyLoss:

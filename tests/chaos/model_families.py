@@ -29,6 +29,7 @@ _COMMON: dict[str, Any] = {
 _USUAL = {"intermediate_size": 128, "num_key_value_heads": 2, "max_position_embeddings": 512, "pad_token_id": 0}
 _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2Config", {**_USUAL, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3Config", {**_USUAL, "head_dim": 32}),
     "llama": ("LlamaConfig", {**_USUAL, "attention_bias": True, "mlp_bias": True}),
     "gemma2": ("Gemma2Config", {**_USUAL, "head_dim": 32, "query_pre_attn_scalar": 32}),
     "gemma3": ("Gemma3TextConfig", {**_USUAL, "head_dim": 32, "query_pre_attn_scalar": 32}),

@@ -2,11 +2,15 @@
 
 vLLM merges parameters (q, k and v; gate and up; experts), and takes a merged one for loaded once one part was loaded. A
 push that lacks the other parts shows when the learner compares the server's logprobs with its own.
+
+vLLM skips a tensor for which its model has no parameter, such as the output bias of a Qwen3 with attention_bias. A new
+bias is 0, and a coarse type hides a small one, so the comparison would find it late: the first push finds it by name.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -22,6 +26,7 @@ from vllm.platforms import current_platform
 
 from protocol.weights.wire import Bucket, stacked_view
 
+_NUMBER = re.compile(r"\d+")
 # It warns of a tied head at every push. `Reload.finish` names what a push lacks.
 _WARNS = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
 
@@ -35,6 +40,8 @@ class Reload:
     def __init__(self, model: Any, model_config: Any) -> None:
         self._model, self._model_config = model, model_config
         self._loaded: set[str] = set()
+        self._taken = _taken_kinds(model)
+        self._skipped: dict[str, str] = {}  # kind of tensor -> one that vLLM skipped
         _WARNS.setLevel(logging.ERROR)  # here: an engine's start configures all of vLLM's logs again
         # The names are read before and after: a quantised layer has other parameters while it is reloaded, and a tied
         # parameter is sent under its first name only.
@@ -55,7 +62,7 @@ class Reload:
             else:
                 self._loaded.add(place.stack.load(tensors, place.expert))
             row += sum(meta.num_rows for meta in metas)
-        self._loaded |= self._model.load_weights(others) if others else set()
+        self._load_others(others)
 
     def abort(self) -> None:
         """End a reload that failed. The weights are then a mixture and must not be served.
@@ -65,11 +72,30 @@ class Reload:
         finalize_layerwise_reload(self._model, self._model_config)
 
     def finish(self) -> None:
-        """Raises: ValueError naming parameters that the push lacked."""
+        """Raises: ValueError naming parameters that the push lacked, or tensors that the model has no parameter for."""
         finalize_layerwise_reload(self._model, self._model_config)
         _pack_heads(self._model)
         if missing := self._required - self._loaded:
             raise ValueError(f"the push lacks {len(missing)} parameters of the model, first {sorted(missing)[:3]}")
+        if skipped := [name for kind, name in self._skipped.items() if kind not in self._taken]:
+            raise ValueError(
+                f"vLLM's model has no parameter for {sorted(skipped)[:3]} and would compute without it. "
+                "Use a model whose config does without it"
+            )
+
+    def _load_others(self, tensors: list[tuple[str, Tensor]]) -> None:
+        """Load tensors by name. Those of a kind come alone until vLLM has taken one: its answer names no tensor."""
+        known = []
+        for name, tensor in tensors:
+            kind = _NUMBER.sub("*", name)
+            if kind in self._taken:
+                known.append((name, tensor))
+            elif loaded := self._model.load_weights([(name, tensor)]):
+                self._taken.add(kind)
+                self._loaded |= loaded
+            else:
+                self._skipped[kind] = name
+        self._loaded |= self._model.load_weights(known) if known else set()
 
 
 class _Stack(NamedTuple):
@@ -137,6 +163,13 @@ def _expert_places(model: Any) -> tuple[list[Any], dict[str, _Place]]:
             stack = stacks.setdefault((attribute, shard), _Stack(layer, attribute, f"{name}.{attribute}", shard))
             found[f"{root}{on_disk}weight"] = _Place(stack, expert)
     return layers, found
+
+
+@cache
+def _taken_kinds(model: Any) -> set[str]:
+    """Return the kinds of tensors that vLLM has loaded so far, names with * for each number. A model keeps them."""
+    del model
+    return set()
 
 
 def _run_loader(layer: Any) -> Any:

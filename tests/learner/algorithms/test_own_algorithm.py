@@ -90,6 +90,29 @@ def test_example_of_the_documents_is_an_advantage(tmp_path: Path) -> None:
     assert found.advantage.of_groups(torch.tensor([[0.0, 1.0, 3.0]]), torch.ones(1, 3)).tolist() == [[-1.0, 0.0, 2.0]]
 
 
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("doubled", r"four rewards of 1 got \[2.0, 2.0, 2.0, 2.0\]"),
+        ("of_tokens", "it is whitened over the step"),
+        ("tokens_in_place", "it is of single tokens"),
+    ],
+)
+def test_advantage_that_learns_from_equal_rewards_is_refused_where_they_are_skipped(
+    own: str, name: str, found: str
+) -> None:
+    with pytest.raises(
+        SettingsError, match=rf"learner.equal_groups = skip would skip groups .*: {found}. Set it to keep"
+    ):
+        algorithm_of(LearnerSettings(advantage=f"{own}:{name}", equal_groups="skip"))
+
+
+def test_advantage_of_distances_may_skip_groups_of_equal_rewards(own: str) -> None:
+    with Path(own).open("a", encoding="utf-8") as file:
+        file.write("\ndef centred(rewards, lengths):\n    return rewards - rewards.mean(dim=1, keepdim=True)\n")
+    algorithm_of(LearnerSettings(advantage=f"{own}:centred", equal_groups="skip"))
+
+
 def test_functions_of_a_file_share_its_variables(own: str) -> None:
     advantage = load_own("learner.advantage", f"{own}:doubled", Advantage)
     assert advantage.__globals__ is load_own("learner.loss", f"{own}:plain", PolicyLoss).__globals__

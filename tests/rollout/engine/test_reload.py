@@ -104,6 +104,19 @@ def test_push_that_lacks_a_parameter_or_names_an_unknown_one_is_refused_and_the_
     assert receiver.model.held() == [3.0] * 5
 
 
+def test_first_push_names_tensors_that_the_model_has_no_parameter_for(receiver: Any) -> None:
+    load_all = receiver.model.load_weights
+    receiver.model.load_weights = lambda weights: load_all([pair for pair in weights if pair[0] in NAMES])  # as Qwen3's
+    biases = [f"layers.{number}.o_proj.bias" for number in range(3)]
+    for _ in range(2):  # each push finds it
+        with pytest.raises(
+            ValueError, match=r"no parameter for \['layers.2.o_proj.bias'\] and would compute without it"
+        ):
+            receiver.load_received(_buckets(2.0, *NAMES, *biases))
+    receiver.load_received(_buckets(3.0, *NAMES))
+    assert receiver.model.held() == [3.0] * 5
+
+
 def test_worker_that_cannot_load_a_bucket_leaves_the_rank_on_its_card_at_once(receiver: Any) -> None:
     from rollout.engine.weights.receive import SameMachineEngine, SameMachineInit, WeightUpdate
 
