@@ -44,16 +44,19 @@ def add_adapters(model: Any, form: LoraForm) -> None:
     from peft import inject_adapter_in_model
 
     targets = form.targets or _linear_names(model)
+    layers = ", ".join(sorted({name.rpartition(".")[2] for name, each in model.named_modules() if _is_linear(each)}))
     try:
+        if not targets:
+            raise ValueError("it has no linear layer but its head (a Conv1D of GPT-2 is none)")
         _check_names(model, targets)
         _check_own_weights(model, targets)
         inject_adapter_in_model(_config(form, targets), model, adapter_name=_ADAPTER)
         _check_linear(model)
     except ValueError as error:
-        names = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if _is_linear(module)})
+        given = list(form.targets) or f"[] (all linear layers but the head: {', '.join(targets) or 'none'})"
         raise OperatorError(
-            f"policy.lora.targets = {list(form.targets)} cannot be adapted: {error}. This model's linear layers are "
-            f"called {', '.join(names)}."
+            f"policy.lora.targets = {given} cannot be adapted: {str(error).rstrip('.')}. This model's linear layers "
+            f"are called {layers}. Name some of them in policy.lora.targets, or train all weights."
         ) from None
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -21,7 +22,7 @@ from learner.models.model_loading import load_model
 from learner.models.parked import ParkedModels
 from learner.models.reference import ReferenceModel
 from learner.models.weights.export import export_model
-from learner.models.weights.lora import LoraForm, adapted_layers, adapters_off, write_adapters
+from learner.models.weights.lora import LoraForm, adapted_layers, adapters_off, add_adapters, write_adapters
 from learner.models.weights.pushed import PushedWeights, Weight, weights_of
 from learner.models.world import join_world
 from protocol.errors import OperatorError
@@ -131,6 +132,23 @@ def test_peft_loads_written_adapters_onto_the_base(source: Path, tmp_path: Path,
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 262, 20))[None]
     found = loaded(input_ids=tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
     torch.testing.assert_close(found.detach(), logprobs(model), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("GPT2Config", r"\[\] \(all linear layers but the head: none\) cannot be adapted: it has no linear layer but"),
+        (
+            "MambaConfig",
+            r"in_proj, out_proj, x_proj\) cannot .* are called dt_proj, in_proj, lm_head, out_proj",
+        ),
+    ],
+)
+def test_model_whose_default_targets_cannot_be_adapted_is_refused_with_its_layers(config: str, expected: str) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    small = getattr(transformers, config)(vocab_size=64, bos_token_id=1, eos_token_id=2, **sizes)
+    with pytest.raises(OperatorError, match=expected):
+        add_adapters(transformers.AutoModelForCausalLM.from_config(small), LoraForm(4, 4.0, ()))
 
 
 def test_targets_that_are_not_there_are_refused_with_those_that_are(source: Path) -> None:
