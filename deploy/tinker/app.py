@@ -19,7 +19,7 @@ from starlette.routing import Route
 from deploy.tinker import bodies
 from deploy.tinker.journal import Journal, OtherRequestError, Request, Result, SamplerRow
 from deploy.tinker.learning import Learning
-from deploy.tinker.naming import check_base, model_id, request_id, sampler_id
+from deploy.tinker.naming import check_base, model_id, request_id, sampler_id, second_request_text
 from deploy.tinker.sampling import Sampling, sequence_ids
 from deploy.tinker.wire import RequestError, in_order, read_head
 from protocol.http.app import BodyTooLargeError, read_body
@@ -150,10 +150,7 @@ class Api:
         try:
             return await asyncio.to_thread(self._journal.add, made)
         except OtherRequestError:
-            raise RequestError(
-                f"{made.owner} has another request with the number {made.seq}. Do two processes use copies of one "
-                "client? Make a client in each."
-            ) from None
+            raise RequestError(second_request_text(made.owner, made.seq)) from None
 
     async def _retrieve(self, request: HttpRequest, raw: bytes) -> Response:
         name = read_request(bodies.RetrieveFuture, raw).request_id
@@ -236,6 +233,12 @@ class Api:
             if saved is None or saved.place.endswith(".safetensors"):
                 raise HTTPException(404, f"model_path = {body.model_path} has no sampler weights here.")
             row = SamplerRow(name, saved.path, saved.place, saved.step)
+        try:
+            await asyncio.to_thread(self._journal.check_sampler, row)
+        except OtherRequestError:
+            raise RequestError(
+                second_request_text(f"The session {body.session_id}", body.sampling_session_seq_id)
+            ) from None
         await asyncio.to_thread(self._journal.put, row)
         return JSONResponse({"sampling_session_id": name, "type": "create_sampling_session"})
 

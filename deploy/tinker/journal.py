@@ -149,6 +149,11 @@ class Journal:
         with self._transaction():
             self._put(row)
 
+    def check_sampler(self, row: SamplerRow) -> None:
+        """Raises: OtherRequestError when another sampling session has this one's name."""
+        if self.sampler(row.id) not in (row, None):
+            raise OtherRequestError(row.id)
+
     def result(self, request_id: str) -> Result | None:
         """Return a request's result; None while it has none. Raises: KeyError for an unknown or a very old request."""
         row = self._one("SELECT kind, result FROM request WHERE id = ?", request_id)

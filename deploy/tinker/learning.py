@@ -25,8 +25,8 @@ from deploy.tinker.bodies import (
     SaveForSampler,
     SaveWeights,
 )
-from deploy.tinker.journal import Journal, ModelRow, Request, Result, Row, SamplerRow, SavedRow
-from deploy.tinker.naming import check_base, checked_name, file_name, sampler_id
+from deploy.tinker.journal import Journal, ModelRow, OtherRequestError, Request, Result, Row, SamplerRow, SavedRow
+from deploy.tinker.naming import check_base, checked_name, file_name, sampler_id, second_request_text
 from deploy.tinker.wire import RequestError, read_pass, write_pass
 from protocol.http.bodies import BodyError, read_request
 
@@ -203,6 +203,10 @@ class Learning:
             return _json(path=path, type="save_weights_for_sampler"), [saved]
         session = request.owner.partition(":train:")[0]
         sampler = SamplerRow(sampler_id(session, body.sampling_session_seq_id), path, place, row.step)
+        try:
+            self._journal.check_sampler(sampler)
+        except OtherRequestError:
+            raise RequestError(second_request_text(f"The session {session}", body.sampling_session_seq_id)) from None
         return _json(sampling_session_id=sampler.id, type="save_weights_for_sampler"), [saved, sampler]
 
     def _refuse_external(self, request: Request) -> Made:

@@ -21,6 +21,12 @@ def request_id(owner: str, seq: int) -> str:
     return f"{owner}#{seq}"
 
 
+def second_request_text(owner: str, seq: int) -> str:
+    """Return the refusal of a second request with a number."""
+    text = f"{owner} has another request with the number {seq}."
+    return f"{text} Do two processes use copies of one client? Make one in each."
+
+
 def check_base(name: str | None, served: Sequence[str]) -> None:
     """Raises: RequestError for a base model that is not served. None: the one that is."""
     if name is not None and name not in served:

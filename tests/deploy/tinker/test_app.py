@@ -118,6 +118,21 @@ async def test_a_number_has_one_request(http: httpx.AsyncClient) -> None:
     assert sent[2].json()["error"].startswith(f"{MODEL} has another request with the number 1. Do two processes")
 
 
+async def test_a_sampling_session_keeps_its_weights(http: httpx.AsyncClient) -> None:
+    await result(http, "create_model", CREATE)
+    saving = {"model_id": MODEL, "seq_id": 1, "path": "mine"}
+    path = (await result(http, "save_weights_for_sampler", saving)).json()["path"]
+    made = [await http.post("create_sampling_session", json=SESSION) for _ in range(2)]
+    made.append(await http.post("create_sampling_session", json={**SESSION, "model_path": path}))
+    other = {"model_id": MODEL, "seq_id": 2, "sampling_session_seq_id": 3}
+    saved = (await result(http, "save_weights_for_sampler", other)).json()
+
+    assert [each.status_code for each in made] == [200, 200, 422]
+    assert made[2].json()["error"] == saved["error"]
+    assert saved["error"].startswith("The session session has another request with the number 3.")
+    assert "model_path" not in (await http.get("samplers/session:sample:3")).json()
+
+
 def test_a_pass_has_the_same_bytes_in_any_order_of_its_inputs() -> None:
     given = datum([5, 6, 7], weights=[1, 0], advantages=[2, 3], logprobs=[4, 5])
     turned = Datum(given.tokens, dict(reversed(given.inputs.items())))
