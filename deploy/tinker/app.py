@@ -5,6 +5,7 @@ import hmac
 import json
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -67,7 +68,8 @@ class Api:
     def on_result(self, name: str) -> None:
         """Wake the polls for a request. Any thread may call it."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._wake, name)
+            with suppress(RuntimeError):  # the service has ended, and the next start has the result
+                self._loop.call_soon_threadsafe(self._wake, name)
 
     def app(self, lifespan: Any = None) -> Starlette:
         """Return the application."""

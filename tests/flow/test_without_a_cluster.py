@@ -6,6 +6,7 @@ import pytest
 
 from protocol.http.listen import bind
 from protocol.node.home import ClusterState
+from tests.fakes.ports import free_port
 from tests.flow.refusals import no_cluster_in, run_without_cluster
 from tests.flow.user_run import Bring
 
@@ -52,7 +53,8 @@ def test_a_taken_port_is_named_with_who_has_it(tmp_path: Path) -> None:
     with bind("test", "127.0.0.1", 0) as listener:
         listener.listen()
         port = listener.getsockname()[1]
-        finished = run_without_cluster(tmp_path / "home", ["start", "--ray-port", str(port)], "deploy.cluster")
+        wanted = ["start", "--ray-port", str(port), "--retriever-port", str(free_port())]
+        finished = run_without_cluster(tmp_path / "home", wanted, "deploy.cluster")
     assert finished.returncode == 1
     assert finished.stderr.startswith(f"Port {port} of 127.0.0.1, wanted by the Ray head, is taken by process ")
     assert finished.stderr.endswith("Stop that process, or choose another port with --ray-port.\n")

@@ -26,6 +26,7 @@ from deploy.tinker.wire import MESSAGES, Datum, in_order
 from protocol.errors import NeighbourError
 from tests.deploy.tinker.played_client import MODEL, datum, pass_body, read_logprobs
 from tests.fakes.tiny_models import engine_of
+from tests.fakes.waiting import wait_until
 
 KEY = "tml-0123456789abcdef"
 CREATE = {"session_id": "session", "model_seq_id": 0, "base_model": "base", "lora_config": {"rank": 4, "seed": 1}}
@@ -46,6 +47,8 @@ async def http(base: BaseModel, model_folder: Path, tmp_path: Path) -> AsyncIter
     headers = {"X-API-Key": KEY}
     async with httpx.AsyncClient(transport=transport, base_url="http://test/api/v1/", headers=headers) as client:
         yield client
+        # The thread ends the process where it cannot write, and after the test its folder is gone.
+        await asyncio.to_thread(wait_until, lambda: not journal.open_requests(of_samples=False))
 
 
 async def result(http: httpx.AsyncClient, path: str, body: Any) -> httpx.Response:
