@@ -26,10 +26,11 @@ class Sessions:
         self._recent_s = recent_s
         self._by_key: dict[str, AgentSession] = {}
         self._by_id: dict[str, AgentSession] = {}
-        self._offered: asyncio.Queue[AgentSession] = asyncio.Queue()
+        self._offered: asyncio.Queue[AgentSession | None] = asyncio.Queue()  # None wakes a program at the end
         self._ended: OrderedDict[str, SessionEnd] = OrderedDict()  # ended sessions by key and by id, oldest first
         self._num_asking = 0
         self._asked_at = float("-inf")
+        self._is_closed = False
 
     @property
     def has_demand(self) -> bool:
@@ -61,25 +62,29 @@ class Sessions:
             self._ended.popitem(last=False)
 
     def close_all(self, reason: str) -> None:
-        """Remove every session."""
+        """Remove every session. Programs that request a sample get none."""
+        self._is_closed = True
         for session in list(self._by_id.values()):
             self.close(session, reason)
+        for _ in range(self._num_asking):
+            self._offered.put_nowait(None)
 
     async def take(self, wait_s: float) -> AgentSession | None:
-        """Return a session for an external agent; None after wait_s."""
+        """Return a session for an external agent; None after wait_s, and once the sessions are closed."""
         self._num_asking += 1
         try:
             async with asyncio.timeout(wait_s):
-                while True:
+                while not self._is_closed:
                     session = await self._offered.get()
-                    if session.end.reason is None:
+                    if session is not None and session.end.reason is None:
                         session.take()
                         return session
         except TimeoutError:
-            return None
+            pass
         finally:
             self._num_asking -= 1
             self._asked_at = time.monotonic()
+        return None
 
     def offer_again(self, session: AgentSession) -> None:
         """Offer a session again after its agent left before it got the sample."""

@@ -112,6 +112,16 @@ async def test_who_has_no_key_is_refused_and_who_asks_in_vain_is_told_so() -> No
         assert (await scene.http.get("/v1/none")).json()["error"]["type"] == "not_found_error"
 
 
+async def test_program_that_waits_for_a_sample_gets_none_when_the_run_leaves() -> None:
+    async with agents_scene() as scene:
+        waiting = asyncio.create_task(scene.http.post("/sluice/sessions", json={"wait_s": 60.0}))
+        while not scene.player.sessions.has_demand:
+            await asyncio.sleep(0.01)
+        await scene.player.close()
+        assert (await waiting).status_code == 204
+        assert await scene.player.sessions.take(60.0) is None
+
+
 async def test_retries_make_no_second_turn() -> None:
     async with taken() as (scene, told, _):
         first = await scene.ask(told, **{"Idempotency-Key": "a"})
