@@ -7,33 +7,84 @@ from typing import Any
 
 import yaml
 
-_BUILT_IN = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine", "")
-_INTERPOLATION = re.compile(r"\$\{(?:oc\.select:)?(?P<name>[A-Za-z_][\w.]*)(?:,(?P<default>[^{}]*))?\}")
+_OWN_GPUS = {"rollout.nnodes": "1", "rollout.n_gpus_per_node": "8"}
+_FULLY_ASYNC = _OWN_GPUS | {
+    "async_training.staleness_threshold": "0.1",
+    "async_training.trigger_parameter_sync_step": "4",
+    "async_training.require_batches": "1",
+    "rollout.total_rollout_steps": "100",
+}
+_ONE_STEP_OFF = _OWN_GPUS | {"hybrid_engine": "False", "algorithm.rollout_correction.bypass_mode": "True"}
+_BUILT_IN: dict[str, dict[str, str]] = {  # verl's configurations, with what differs from verl.table
+    **{name: {} for name in ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine", "")},
+    **dict.fromkeys(("fully_async_ppo_trainer", "fully_async_ppo_megatron_trainer"), _FULLY_ASYNC),
+    **dict.fromkeys(("one_step_off_ppo_trainer", "one_step_off_ppo_megatron_trainer"), _ONE_STEP_OFF),
+}
+_OF_MODULE = {"fully_async": "fully_async_ppo_trainer", "one_step_off": "one_step_off_ppo_trainer"}
+_OWN_PART = re.compile(  # of the list of defaults in a copy of verl's configuration
+    r"((\$\{model_engine\}|dp|megatron|veomni|torchtitan)_)?(actor|ref|critic|reward_(model|loop))"
+    r"|legacy_(data|reward_impl)|reward(_manager|_model)?|rollout(_correction)?|hf_model|distillation|transfer_queue"
+    r"|dp|fsdp2?|megatron|veomni|torchtitan|(npu_)?profiler?"
+)
+_INTERPOLATION = re.compile(r"\$\{(?:oc\.(?:select|env):)?(?P<name>[A-Za-z_][\w.]*)(?:,(?P<default>[^{}]*))?\}")
 _OVERRIDE = re.compile(r"(?:\+{0,2}(?P<name>[A-Za-z_][\w.]*)=(?P<value>.*)|~(?P<gone>[\w.]+)(=.*)?)", re.S)
 
 
-def overrides_in(words: Sequence[str], folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+def overrides_in(words: Sequence[str], folder: Path, module: str) -> tuple[dict[str, str], dict[str, str]]:
     """Return Hydra's overrides over the values of its configuration file, and what cannot be read with the reason.
 
-    folder: the script's; the configuration is looked for there and in the folders above.
+    folder: the script's; the configuration is looked for there and in the folders above. module: the program's.
     """
-    named = dict(re.findall(r"--config-(path|name)[ =](\S+)", " ".join(words)))
-    name = named.get("name", "").removesuffix(".yaml").strip("'\"")
-    lost = {word: "Only a running shell knows these words" for word in words if re.fullmatch(r"\$\{?\w+\}?", word)}
-    values: dict[str, str] = {}
-    if name not in _BUILT_IN:
-        parts = Path(named.get("path", "config").strip("'\"")).parts
-        tails = [Path(*parts[start:]) / f"{name}.yaml" for start in range(len(parts) + 1)]
-        files = [up / tail for up in (folder, *folder.parents) for tail in tails if not tail.is_absolute()]
-        if file := next((file for file in files if file.is_file()), None):
-            values = flat_names(yaml.safe_load(file.read_text(encoding="utf-8")))
-        else:
+    named = dict(re.findall(r"(?:--config-|-c)(path|name|p|n)[ =](\S+)", " ".join(words)))
+    name = (named.get("name") or named.get("n", "")).strip("'\"").removesuffix(".yaml")
+    parts = Path((named.get("path") or named.get("p", "config")).strip("'\"")).parts
+    tails = [Path(*parts[start:]) / f"{name}.yaml" for start in range(len(parts) + 1)]
+    files = [up / tail for up in (folder, *folder.parents) for tail in tails if name and not tail.is_absolute()]
+    lost: dict[str, str] = {}
+    if file := next((file for file in files if file.is_file()), None):
+        values, lost = configuration_in(yaml.safe_load(file.read_text(encoding="utf-8")), file.parent)
+    else:
+        own = name or next((own for part, own in _OF_MODULE.items() if part in module), "")
+        values = dict(_BUILT_IN.get(own, {}))
+        if own not in _BUILT_IN:
             lost[f"--config-name {name}"] = "The file is not beside the script: give its values as overrides"
-    for match in filter(None, map(_OVERRIDE.fullmatch, words)):
+    for word in words:
+        match = _OVERRIDE.fullmatch(word)
+        if match is None or word.startswith("rollout.n="):
+            if word and not word.startswith("-") and word not in named.values():
+                lost[word] = "Only a running shell knows these words" if "$" in word else "It sets no option of verl"
+            continue
         value = (match["value"] or "").strip() if match["name"] else "null"
         bare = value.strip("'\"") if value[:1] in ("'", '"') else value
         values[_without_section(match["name"] or match["gone"])] = bare
     return resolve_names(values), lost
+
+
+def configuration_in(tree: Any, folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the values of a configuration and of its list of defaults, and the entries of the list without a file."""
+    values: dict[str, str] = {}
+    lost: dict[str, str] = {}
+    listed = tree.pop("defaults", None) or [] if isinstance(tree, dict) else []
+    for entry in listed if "_self_" in listed else [*listed, "_self_"]:
+        group, option = next(iter(entry.items())) if isinstance(entry, dict) else ("", str(entry))
+        if entry == "_self_":
+            values |= flat_names(tree)
+        elif option in _BUILT_IN:
+            values |= _BUILT_IN[option]
+        elif not re.match(r"override |/?hydra", group):
+            group, _, package = group.strip("/").partition("@")
+            file = folder / group / f"{option}.yaml"
+            if _OWN_PART.fullmatch(option.partition("@")[0]) and (group or not file.is_file()):
+                continue
+            if not file.is_file():
+                lost[f"defaults: {group or option}"] = "The file is not beside the configuration: give its values in it"
+                continue
+            text = file.read_text(encoding="utf-8")
+            below, not_found = configuration_in(yaml.safe_load(text), folder)
+            above = "" if "@package _global_" in text else package or group.replace("/", ".")
+            values |= {_without_section(f"{above}.{name}" if above else name): value for name, value in below.items()}
+            lost |= not_found
+    return values, lost
 
 
 def resolve_names(values: Mapping[str, str]) -> dict[str, str]:
@@ -55,7 +106,7 @@ def flat_names(values: Mapping[str, Any], above: str = "") -> dict[str, str]:
     for name, value in values.items():
         if isinstance(value, Mapping) and value and (above or name != "hydra"):
             found |= flat_names(value, f"{above}{name}.")
-        elif name != "_target_" and (above or name not in ("defaults", "hydra")):
+        elif name != "_target_" and (above or name not in ("defaults", "hydra")) and f"{above}{name}" != "rollout.n":
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             found[_without_section(f"{above}{name}")] = "null" if value in (None, {}) else text
     return found

@@ -7,10 +7,16 @@ import operator
 import re
 import shlex
 
-_ARRAY = re.compile(r"^[ \t]*(\w+)\+?=\(((?:[^()]|\$\([^()]*\)|\$\(\([^()]*\)\))*)\)", re.M)
-_QUOTED = re.compile(r"""^[ \t]*\w+=(["'])[^"']*\1""", re.M)
-_ASSIGNMENT = re.compile(r"(?:(?:export|readonly|local|declare(?: -\w)?)\s+)?([A-Za-z_]\w*)=(.*)")
-_VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[@\]|:?[-=]([^{}]*))?\}|(\w+))")
+_DECLARED = r"(?:(?:export|readonly|local|declare|typeset)(?:\s+-\w+)*\s+)?"
+_ARRAY = re.compile(
+    rf"^[ \t]*(?:(?:then|do|else)\s+)?{_DECLARED}(\w+)(\+?)=\(((?:[^()]|\$\([^()]*\)|\$\(\([^()]*\)\))*)\)", re.M
+)
+_QUOTED = re.compile(r"""^[ \t]*\w+\+?=(["'])[^"']*\1""", re.M)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.S)
+_PERHAPS = re.compile(r"(?:&&|\|\||^\s*[^\s()]+\))\s*([A-Za-z_]\w*)\+?=")  # a condition's, or a case's
+_PARTS = re.compile(r""";(?=(?:[^"']|"[^"]*"|'[^']*')*$)""")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\]|:?[-=]([^{}]*))?\}|(\w+))")
+_ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*](:\d+)?\}")
 _END = re.compile(r"(\||&|&&|;|\|\||\d?>.*|&>.*)$")
 _OPERATORS = {
     ast.Add: operator.add,
@@ -25,23 +31,39 @@ def words_after(script: str, launcher: re.Pattern[str]) -> list[tuple[re.Match[s
     """Return each command that a script starts: the launcher's match, the text before it and the words after it."""
     lines = [line for line in script.splitlines() if not re.match(r"\s*#", line)]
     text = re.sub(r"\\[ \t]*\n", " ", "\n".join(map(_without_remark, lines)))
-    text = _QUOTED.sub(lambda match: match[0].replace("\n", " "), text)
+    for pattern in (_QUOTED, _ARRAY):
+        text = pattern.sub(lambda match: match[0].replace("\n", " "), text)
     values = {"HOME": "~", "PWD": "."}
-    values |= {name: " ".join(words.split("\n")) for name, words in _ARRAY.findall(text)}
     found, depth = [], 0
-    for line in text.splitlines():
+    for line in (part for whole in text.splitlines() for part in _PARTS.split(whole)):
         word = line.strip().partition(" ")[0]
         depth += (word in ("if", "case")) - (word in ("fi", "esac"))
-        assigned = _ASSIGNMENT.fullmatch(line.strip())
-        if assigned and not assigned[2].startswith("(") and len(words := _split(assigned[2])) < 2:
-            said = expand(words[0], values) if words else ""
-            values[assigned[1]] = f"${{{assigned[1]}}}" if depth > 0 else said  # a branch may not be taken
+        if _assign(line, values, is_sure=depth == 0):
             continue
         if not launcher.search(line):
+            values |= {name: f"${{{name}}}" for name in _PERHAPS.findall(line)}
             line = expand(line, values)
         if match := launcher.search(line):
             found.append((match, line[: match.start()], list(_words(line[match.end() :], values))))
     return found
+
+
+def _assign(line: str, values: dict[str, str], *, is_sure: bool) -> bool:
+    """Set the variables that a line sets; return whether it does nothing else. is_sure: it is in no branch."""
+    if array := _ARRAY.fullmatch(line.rstrip()):
+        given = [(array[1], array[2], f" {array[3]}", array[3])]
+    else:
+        words = _split(re.sub(rf"^\s*(?:(?:then|do|else)\s+)?{_DECLARED}", "", line))
+        matches = [_ASSIGNMENT.fullmatch(word) for word in words]
+        given = [(match[1], match[2], said, said) for match in matches if match for said in [expand(match[3], values)]]
+        if not words or len(given) < len(words):
+            return False
+    for name, is_more, more, said in given:
+        if is_more:
+            values[name] = values.get(name, "") + (more if is_sure else f" ${{{name}+=..}}")
+        else:
+            values[name] = said if is_sure else f"${{{name}}}"  # a branch may not be taken
+    return True
 
 
 def expand(word: str, values: dict[str, str]) -> str:
@@ -88,7 +110,7 @@ def _words(text: str, values: dict[str, str]) -> list[str]:
             break
         expanded = expand(word, values)
         is_list = _VARIABLE.fullmatch(word) and (expanded.lstrip().startswith("-") or "=" in expanded)
-        if expanded not in ("$@", "$*"):
+        if not _ARGUMENTS.fullmatch(expanded):
             words += [expand(each, values) for each in _split(expanded)] if is_list else [expanded]
     return words
 

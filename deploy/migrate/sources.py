@@ -13,7 +13,7 @@ import yaml
 
 from deploy.migrate import openrlhf, trl, verl
 from deploy.migrate.convert import Draft
-from deploy.migrate.hydra import flat_names, overrides_in, resolve_names
+from deploy.migrate.hydra import configuration_in, overrides_in, resolve_names
 from deploy.migrate.python_calls import configurations_in
 from deploy.migrate.shell import words_after
 from protocol.errors import SettingsError
@@ -117,7 +117,7 @@ def _of_words(match: re.Match[str], before: str, words: list[str], path: Path) -
         return Command(name, form, launched + options_in(words)) if form else None
     if not match["verl"]:
         return _of_trl(match, before, words, path)
-    values, lost = overrides_in(words, path.parent)
+    values, lost = overrides_in(words, path.parent, match[0])
     if "sft" in match["verl"]:
         return Command(match["verl"], _VERL_ROWS, _processes(before) + list(values.items()), lost)
     return Command(match["verl"], _form_of_rl(values), list(values.items()), lost)
@@ -161,11 +161,12 @@ def _flat_values(values: Mapping[str, Any]) -> dict[str, str]:
 def _of_values(path: Path, values: Any, trainer: str | None) -> Command:
     if isinstance(values, Mapping) and trainer:
         return Command(path.name, TRL[trainer], list(_flat_values(values).items()))
-    if isinstance(values, Mapping) and "actor_rollout_ref" in values:
-        found = resolve_names(flat_names(values))
-        return Command(path.name, _form_of_rl(found), list(found.items()))
-    if isinstance(values, Mapping) and {"data", "trainer", "model"} <= set(values):
-        return Command(path.name, _VERL_ROWS, list(resolve_names(flat_names(values)).items()))
+    is_of_rows = isinstance(values, Mapping) and {"data", "trainer", "model"} <= set(values)
+    if isinstance(values, Mapping) and ("actor_rollout_ref" in values or is_of_rows):
+        given, lost = configuration_in(values, path.parent)
+        found = resolve_names(given)
+        form = _form_of_rl(found) if "actor_rollout_ref" in values else _VERL_ROWS
+        return Command(path.name, form, list(found.items()), lost)
     raise SettingsError(
         f"migrate: {path} is not a configuration of verl: it has no section actor_rollout_ref. For one of TRL, name "
         f"the trainer: --trainer {', '.join(TRL)}."

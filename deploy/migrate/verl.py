@@ -1,10 +1,10 @@
 """verl's and Search-R1's options that change together, and verl's fine-tuning."""
 
 import math
-import re
 
 from deploy.migrate import joint
 from deploy.migrate.convert import Draft, texts_of
+from deploy.migrate.off_policy import batches_per_push, is_fully_async, write_correction, write_staleness, write_step
 
 _ADVANTAGES = {
     "gae": "gae",
@@ -18,21 +18,14 @@ _ADVANTAGES = {
 }
 _LOSSES = {"vanilla": "ppo", "ppo": "ppo", "gspo": "gspo", "cispo": "cispo"}
 _KL_FORMS = {"k1": "k1", "kl": "k1", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
-_MASKS = {"token_k1": "icepop", "seq_mean_k1": "geo_mask", "geometric": "geo_mask", "token": "icepop"}
 _FORMATS = {"qwen": "hermes", "qwen25": "hermes", "gpt-oss": "openai"}  # names of vLLM's parsers
 
 
 def convert_rl(draft: Draft) -> None:
     """Write the settings of an RL command of verl."""
-    prompts, size = int(draft.number("data.train_batch_size", 1024)), int(draft.number("rollout.n", 1))
+    size = int(draft.number("rollout.n", 1))
     draft.put("rollout.group_size", size, "rollout.n")
-    part, epochs = draft.number("actor.ppo_mini_batch_size", 256), int(draft.number("actor.ppo_epochs", 1))
-    step = "data.train_batch_size"
-    if not prompts:  # fully_async: a step is made of several updates' prompts
-        draft.read.add(step)
-        step = "async_training.require_batches"
-        prompts = int(part * draft.number(step, 1))
-    joint.put_step(draft, prompts, size, part * size, step, "actor.ppo_mini_batch_size", epochs)
+    write_step(draft, size)
     prompt, answer = draft.number("data.max_prompt_length", 512), draft.number("data.max_response_length", 512)
     lengths = ("data.max_prompt_length", "data.max_response_length")
     draft.put("data.max_prompt_tokens", int(prompt), lengths[0])
@@ -78,6 +71,7 @@ def convert_rows(draft: Draft) -> None:
     lowest = draft.number("optim.min_lr", 0)
     if lowest:
         draft.put("learner.min_lr_ratio", lowest / (draft.number("optim.lr", 1e-5) or 1), "optim.min_lr", "optim.lr")
+    _write_warm_up(draft, "actor.optim.lr_warmup_steps", "optim.lr_warmup_steps_ratio", 0.1)
     joint.put_whole_rows(draft, "data.max_length", 1024)
     _write_length(draft, 4)
     _write_data(draft)
@@ -87,21 +81,44 @@ def convert_rows(draft: Draft) -> None:
 def _write_rl(draft: Draft) -> None:
     """Write what both forms of RL have."""
     _write_algorithm(draft)
-    _write_correction(draft)
-    _write_staleness(draft)
+    write_correction(draft)
+    write_staleness(draft)
     _write_placement(draft)
     _write_rewards(draft)
     _write_length(draft, 30)
-    share, (steps, _) = (
-        draft.number("critic.optim.lr_warmup_steps_ratio", 0),
-        draft.settings.get("run.max_steps", (0, "")),
-    )
-    if share and steps:
-        draft.put("critic.lr_warmup_steps", round(share * steps), "critic.optim.lr_warmup_steps_ratio")
-    elif share:
-        draft.lack("critic.optim.lr_warmup_steps_ratio", "Set critic.lr_warmup_steps to this share of the run's steps")
+    _write_warm_up(draft, "actor.optim.lr_warmup_steps", "actor.optim.lr_warmup_steps_ratio")
+    _write_critic(draft)
     _write_data(draft)
     _write_reports(draft)
+
+
+def _write_warm_up(draft: Draft, steps: str, share: str, default: float = 0) -> None:
+    """Write the warm-up. steps, share: its options, of which the first one counts unless it is below 0."""
+    number, ratio, parts = draft.number(steps, -1), draft.number(share, default), batches_per_push(draft)
+    if number >= 0:
+        why = f"its schedule counts each of the {parts:g} batches of a step" if parts > 1 else ""
+        draft.put("learner.lr_warmup_steps", math.ceil(number / parts), steps, why=why)
+        if share in draft.asked:
+            draft.always[draft.label(share)] = "The number of steps decides the warm-up"
+    elif ratio:
+        draft.put("learner.lr_warmup_ratio", ratio, share)
+
+
+def _write_critic(draft: Draft) -> None:
+    """Write the warm-ups of the critic."""
+    steps, share, alone = "critic.optim.lr_warmup_steps", "critic.optim.lr_warmup_steps_ratio", "trainer.critic_warmup"
+    number, ratio, parts = draft.number(steps, -1), draft.number(share, 0), batches_per_push(draft)
+    whole = draft.settings.get("run.max_steps", (0, ""))[0]
+    if number >= 0:
+        draft.put("critic.lr_warmup_steps", math.ceil(number / parts), steps)
+    elif ratio and whole:
+        draft.put("critic.lr_warmup_steps", round(ratio * whole), share)
+    elif ratio:
+        draft.lack(share, "Set critic.lr_warmup_steps to this share of the run's steps")
+    first = draft.number(alone, 0)
+    if first > 0:
+        why = "there the number of the policy's first step"
+        draft.put("critic.warmup_steps", math.ceil((first - 1) / parts), alone, why=why)
 
 
 def _write_algorithm(draft: Draft) -> None:
@@ -158,65 +175,20 @@ def _write_kl(draft: Draft, *, is_default: bool) -> None:
         draft.lack(used[1], "kl.form has no such value")
 
 
-def _write_correction(draft: Draft) -> None:
-    prefix = "algorithm.rollout_correction."
-    weights, masks = draft.text(f"{prefix}rollout_is"), draft.text(f"{prefix}rollout_rs")
-    bounds = [float(each) for each in re.findall(r"[\d.]+", draft.text(f"{prefix}rollout_rs_threshold"))]
-    high = draft.number(f"{prefix}rollout_is_threshold", 2.0)
-    if weights == "token" and not masks:
-        draft.put("learner.correction", "tis", f"{prefix}rollout_is")
-        draft.put("learner.correction_high", high, f"{prefix}rollout_is_threshold")
-    elif masks in _MASKS:
-        draft.put("learner.correction", _MASKS[masks], f"{prefix}rollout_rs")
-        draft.put("learner.correction_low", bounds[0] if len(bounds) > 1 else None, f"{prefix}rollout_rs_threshold")
-        draft.put("learner.correction_high", bounds[-1] if bounds else None, f"{prefix}rollout_rs_threshold")
-    else:
-        draft.put("learner.correction", "none", f"{prefix}rollout_is")
-    for name, value in ((f"{prefix}rollout_is", weights), (f"{prefix}rollout_rs", masks)):
-        if value and (value not in _MASKS if name.endswith("rs") else value != "token" or masks):
-            draft.lack(name, "learner.correction has one form: tis, icepop or geo_mask")
-    # The asynchronous trainer's default: the rollout's logprobs stand for the old ones.
-    recorded = [f"async_training.{name}" for name in ("use_rollout_log_probs", "compute_prox_log_prob")]
-    is_asynchronous = any(name.startswith("async_training.") for name in draft.asked)
-    has_recorded = draft.is_on(recorded[0], is_asynchronous) and not draft.is_on(recorded[1])
-    if draft.is_on(f"{prefix}bypass_mode"):
-        draft.put("policy.old_logprobs", "behaviour", f"{prefix}bypass_mode")
-    elif has_recorded:
-        draft.put("policy.old_logprobs", "behaviour", *recorded)
-    elif draft.settings.get("learner.loss", ("", ""))[0] == "cispo" and not weights:
-        draft.put("policy.old_logprobs", "behaviour", why="cispo's weight then has the engine's difference too")
-    else:
-        draft.put("policy.old_logprobs", "recompute", why="verl recomputes old logprobs")
-
-
-def _write_staleness(draft: Draft) -> None:
-    share = draft.number("async_training.staleness_threshold", 0)
-    steps = draft.number("async_training.trigger_parameter_sync_step", 1)
-    mode = draft.text("trainer.v1.trainer_mode", "sync")
-    if "async_training.staleness_threshold" in draft.asked:
-        names = ("async_training.staleness_threshold", "async_training.trigger_parameter_sync_step")
-        draft.put("learner.max_staleness", max(1, math.ceil(share * steps)), *names, why="a share of a batch there")
-    elif mode != "sync":
-        bound = int(draft.number("trainer.v1.sampler.max_off_policy_threshold", 8))
-        draft.put("learner.max_staleness", bound, "trainer.v1.sampler.max_off_policy_threshold")
-    else:
-        draft.put("learner.max_staleness", 0, why="steps wait for their samples")
-
-
 def _write_placement(draft: Draft) -> None:
     nodes, gpus = int(draft.number("trainer.nnodes", 1)), int(draft.number("trainer.n_gpus_per_node", 8))
     joint.put_ranks(draft, nodes, gpus, "trainer.nnodes", "trainer.n_gpus_per_node")
-    size, of_servers = int(draft.number("rollout.tensor_model_parallel_size", 2)), nodes * gpus
+    names = ["trainer.nnodes", "trainer.n_gpus_per_node", "rollout.tensor_model_parallel_size"]
+    is_split = draft.number("rollout.nnodes", 0) > 0
+    if is_split:
+        names[:2] = "rollout.nnodes", "rollout.n_gpus_per_node"
+        nodes, gpus = int(draft.number(names[0])), int(draft.number(names[1], gpus))
+    draft.put("placement.devices", "split" if is_split else "shared", "rollout.nnodes" if is_split else "hybrid_engine")
+    size = int(draft.number(names[2], 2))
     why = f"{size} there: here a server's GPUs are of one node" if size > gpus else ""
     size = min(size, gpus)
-    draft.put("rollout.tensor_parallel_size", size, "rollout.tensor_model_parallel_size", why=why)
-    if draft.number("rollout.nnodes", 0):
-        of_servers = int(draft.number("rollout.nnodes") * draft.number("rollout.n_gpus_per_node", 8))
-        draft.put("placement.devices", "split", "rollout.nnodes")
-    else:
-        draft.put("placement.devices", "shared", "hybrid_engine")
-    names = ("trainer.nnodes", "trainer.n_gpus_per_node", "rollout.tensor_model_parallel_size")
-    draft.put("rollout.num_servers", max(1, of_servers // max(1, size)), *names)
+    draft.put("rollout.tensor_parallel_size", size, names[2], why=why)
+    draft.put("rollout.num_servers", max(1, nodes * gpus // max(1, size)), *names)
     draft.put("learner.zero_stage", 3, why="as FSDP")
     weights, state = "actor.fsdp_config.param_offload", "actor.fsdp_config.optimizer_offload"
     if draft.is_on(weights):
@@ -274,19 +246,22 @@ def _write_rewards(draft: Draft) -> None:
 
 
 def _write_length(draft: Draft, epochs: int) -> None:
-    steps = draft.number("trainer.total_training_steps", 0) or draft.number("rollout.total_rollout_steps", 0)
+    steps, whole = draft.number("trainer.total_training_steps", 0), "rollout.total_rollout_steps"
     passes = draft.number("trainer.total_epochs", epochs)
-    if steps and "rollout.total_rollout_steps" not in draft.asked:
-        draft.put("run.max_steps", int(steps), "trainer.total_training_steps")
+    if is_fully_async(draft):
+        if steps:
+            draft.always[draft.label("trainer.total_training_steps")] = f"{whole} decides the length there"
+        passes, steps = min(passes, draft.number("rollout.total_epochs", passes)), draft.number(whole, 0)
+        why = f"{steps:g} prompts there, and at most {passes:g} passes over data.train"
+        steps = math.ceil(steps / draft.settings["learner.groups_per_step"][0])
+        draft.put(*("run.max_steps", steps) if steps else ("run.max_epochs", passes), whole, why=why if steps else "")
     elif steps:
-        of_step = draft.settings["learner.groups_per_step"][0]
-        draft.put(
-            "run.max_steps", math.ceil(steps / max(1, of_step)), "rollout.total_rollout_steps", why="prompts there"
-        )
+        draft.put("run.max_steps", int(steps), "trainer.total_training_steps")
     else:
         draft.put("run.max_epochs", passes, "trainer.total_epochs")
     if steps and "trainer.total_epochs" in draft.asked:
         draft.always[draft.label("trainer.total_epochs")] = "The number of steps decides the length"
+    draft.read |= {"rollout.total_epochs", whole}
     mode = draft.text("trainer.resume_mode", "auto")
     if mode == "disable":
         draft.put("run.resume", "never", "trainer.resume_mode")
@@ -300,10 +275,14 @@ def _write_data(draft: Draft) -> None:
         "data.train_files",
     )
     held_out = [joint.data_path(path, "test") for path in texts_of(draft.text("data.val_files"))]
-    every, first = draft.number("trainer.test_freq", -1), draft.is_on("trainer.val_before_train", True)
+    frequency = "rollout.test_freq" if "rollout.test_freq" in draft.asked else "trainer.test_freq"
+    every, first = draft.number(frequency, -1), draft.is_on("trainer.val_before_train", True)
+    if frequency != "trainer.test_freq" and "trainer.test_freq" in draft.asked:
+        draft.read.add("trainer.test_freq")
+        draft.always[draft.label("trainer.test_freq")] = "rollout.test_freq decides"
     if held_out and (every > 0 or first) and draft.text("data.val_files") != "null":
         joint.put_data(draft, "data.eval", held_out, "data.val_files")
-        draft.put("eval.every_steps", max(0, int(every)), "trainer.test_freq")
+        draft.put("eval.every_steps", max(0, int(every)), frequency)
         draft.put("eval.before", first, "trainer.val_before_train")
         if "objective" not in draft.settings:
             draft.put("eval.samples", int(draft.number("rollout.val_kwargs.n", 1)), "rollout.val_kwargs.n")
@@ -313,7 +292,7 @@ def _write_data(draft: Draft) -> None:
     else:
         names = (
             "data.val_files",
-            "trainer.test_freq",
+            frequency,
             "trainer.val_before_train",
             "rollout.val_kwargs.n",
             "rollout.val_kwargs.temperature",

@@ -22,9 +22,8 @@ from typing import Any
 import yaml
 
 from deploy.command import run_verb
-from deploy.migrate.command import read
+from deploy.migrate.command import check, read, settings_file
 from deploy.migrate.convert import Draft
-from deploy.migrate.write import check, settings_file
 from protocol.errors import SettingsError
 from tests.fakes.tiny_models import make_tiny_model
 

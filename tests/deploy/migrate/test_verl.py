@@ -32,6 +32,8 @@ PYTHONUNBUFFERED=1 python3 -m verl.trainer.main_ppo data.train_files=train.parqu
     critic.optim.lr_warmup_steps_ratio=0.015 \\
     trainer.total_training_steps=1005 trainer.total_epochs=15 +trainer.val_before_train=true
 """
+FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_main"
+ONE_STEP_OFF = "verl.experimental.one_step_off_policy.main_ppo"
 ROWS = """
 torchrun --nnodes=2 --nproc_per_node=4 -m verl.trainer.fsdp_sft_trainer data.train_files=rows.parquet \\
     model.partial_pretrain=/models/small optim.lr=1e-4 data.max_length=2048 data.response_key=answer
@@ -47,16 +49,86 @@ def _migrate(folder: Path, text: str, name: str = "train.sh") -> tuple[int, str]
 
 def test_a_step_of_verls_asynchronous_trainer_has_the_prompts_of_its_updates(tmp_path: Path) -> None:
     sizes = "data.train_batch_size=0 actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.rollout.n=16"
-    step = "async_training.require_batches=4 async_training.staleness_threshold=0.1 rollout.total_rollout_steps=51200"
-    status, _ = _migrate(tmp_path, f"python -m verl.experimental.fully_async_policy.fully_async_main {sizes} {step}")
+    step = "async_training.require_batches=4 async_training.staleness_threshold=0.5 rollout.total_rollout_steps=51200"
+    rates = "actor_rollout_ref.actor.optim.lr_warmup_steps=10 rollout.test_freq=20 trainer.save_freq=5 rollout.n=9"
+    status, text = _migrate(tmp_path, f"python -m {FULLY_ASYNC} {sizes} {step} {rates} data.val_files=held_out.parquet")
     settings = load_settings(tmp_path / "new.yaml", [])
-    assert (settings.learner.groups_per_step, settings.learner.num_mini_batches, settings.run.max_steps) == (
-        128,
-        4,
-        400,
-    )
-    assert (status, settings.rollout.group_size, settings.learner.max_staleness) == (1, 16, 1)  # no model and no rows
+    learner = settings.learner
+    assert (learner.groups_per_step, learner.num_mini_batches, settings.run.max_steps) == (512, 16, 100)  # 4 batches
+    assert (status, settings.rollout.group_size, learner.max_staleness) == (1, 16, 1)  # no model and no rows
+    assert (learner.lr_warmup_steps, learner.checkpoint_every_steps, settings.eval.every_steps) == (3, 5, 20)
+    assert (settings.placement.devices, settings.rollout.num_servers) == ("split", 4)  # its configuration's own node
     assert settings.policy.old_logprobs == "behaviour"
+    assert "rollout.n=9: It sets no option of verl" in text
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "staleness", "old_logprobs"),
+    [
+        (FULLY_ASYNC, "async_training.staleness_threshold=0", 0, "behaviour"),
+        (FULLY_ASYNC, "async_training.staleness_threshold=1.5", 2, "behaviour"),
+        (FULLY_ASYNC, "async_training.compute_prox_log_prob=True", 1, "recompute"),
+        (FULLY_ASYNC, "algorithm.rollout_correction.bypass_mode=False", 1, "recompute"),
+        (ONE_STEP_OFF, "", 1, "behaviour"),
+        ("verl.trainer.main_ppo", "trainer.v1.trainer_mode=colocate_async", 1, "recompute"),
+        (
+            "verl.trainer.main_ppo",
+            "trainer.v1.trainer_mode=colocate_async trainer.v1.sampler.max_off_policy_threshold=1",
+            0,
+            "recompute",
+        ),
+        ("verl.trainer.main_ppo", "", 0, "recompute"),
+    ],
+)
+def test_staleness_of_verls_trainers_counts_pushes(
+    tmp_path: Path, program: str, words: str, staleness: int, old_logprobs: str
+) -> None:
+    _migrate(tmp_path, f"python -m {program} actor_rollout_ref.rollout.n=8 algorithm.adv_estimator=grpo {words}")
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.learner.max_staleness, settings.policy.old_logprobs) == (staleness, old_logprobs)
+
+
+@pytest.mark.parametrize(
+    ("words", "correction", "low", "high"),
+    [
+        ("rollout_is=token rollout_is_threshold=3", "tis", None, 3),
+        ("rollout_is=token rollout_is_threshold=0.5_2", "icepop", 0.5, 2),
+        ("rollout_rs=seq_mean_k1 rollout_rs_threshold=0.8_2.5", "geo_mask", 0.4, 1.25),  # there of the inverse weight
+        ("rollout_rs=seq_mean_k1 rollout_rs_threshold=1.25", "geo_mask", 0.8, 1.25),
+        ("rollout_is=token bypass_mode=True", "none", None, None),  # PPO's ratio has the weight
+        ("rollout_is=token bypass_mode=True loss_type=reinforce", "tis", None, 2),
+    ],
+)
+def test_corrections_of_verl_keep_its_bounds(
+    tmp_path: Path, words: str, correction: str, low: float | None, high: float | None
+) -> None:
+    more = " ".join(f"algorithm.rollout_correction.{word}" for word in words.split())
+    _migrate(tmp_path, VERL.replace("$more", f"$more {more} actor_rollout_ref.actor.policy_loss.loss_mode=gspo"))
+    learner = load_settings(tmp_path / "new.yaml", []).learner
+    assert (learner.correction, learner.correction_low, learner.correction_high) == (correction, low, high)
+    assert learner.loss == ("gspo" if "bypass" not in words else "reinforce" if "loss_type" in words else "ppo")
+
+
+def test_servers_of_their_own_nodes_have_these_nodes_gpus(tmp_path: Path) -> None:
+    nodes = "trainer.nnodes=1 trainer.n_gpus_per_node=2 rollout.nnodes=2 rollout.n_gpus_per_node=4"
+    size = "actor_rollout_ref.rollout.tensor_model_parallel_size=4"
+    _migrate(tmp_path, f"python -m {ONE_STEP_OFF} {nodes} {size}")
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.rollout.tensor_parallel_size, settings.rollout.num_servers, settings.learner.num_ranks) == (
+        4,
+        2,
+        2,
+    )
+
+
+def test_a_number_of_warm_up_steps_counts_before_its_share(tmp_path: Path) -> None:
+    both = [f"actor_rollout_ref.actor.optim.lr_warmup_steps{each}" for each in ("=0", "_ratio=0.1")]
+    critic = "$more algorithm.adv_estimator=gae trainer.critic_warmup=5"
+    text = _migrate(tmp_path, VERL.replace("$more", " ".join([critic, *both])))[1]
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.learner.lr_warmup_steps, settings.learner.lr_warmup_ratio) == (0, 0)
+    assert settings.critic.warmup_steps == 4  # the policy's first step is the fifth
+    assert "actor.optim.lr_warmup_steps_ratio 0.1: The number of steps decides the warm-up" in text
 
 
 def test_an_adapter_of_rank_0_is_none(tmp_path: Path) -> None:
@@ -132,8 +204,48 @@ def test_configuration_file_gives_the_same_as_its_overrides(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("script", "words", "groups", "epochs"),
+    [
+        ("A=(data.train_batch_size=32)\nA+=(\n  trainer.total_epochs=2 # passes\n)", '"${A[@]}"', 32, 2),
+        ("declare -a A=(data.train_batch_size=32 trainer.total_epochs=2)", "${A[*]}", 32, 2),
+        ('A="data.train_batch_size=32"\nA+=" trainer.total_epochs=2"', "$A", 32, 2),
+        ("N=32; export E=2 M=1", "data.train_batch_size=$N trainer.total_epochs=$E", 32, 2),
+        ("N=32\nif true; then X=1; fi\nE=2", "data.train_batch_size=$N trainer.total_epochs=$E", 32, 2),
+        ("", "data.train_batch_size='${oc.env:GONE,32}' trainer.total_epochs=2", 32, 2),
+    ],
+)
+def test_variables_of_a_script_have_the_values_that_a_shell_gives_them(
+    tmp_path: Path, script: str, words: str, groups: int, epochs: int
+) -> None:
+    text = VERL.replace("data.train_batch_size=$(((8 + 8) * 4))", "").replace("trainer.total_epochs=3", "")
+    assert _migrate(tmp_path, f"{script}\n{text.replace('$more', f'$more {words}')}")[0] == 0
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.learner.groups_per_step, settings.run.max_epochs) == (groups, epochs)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "N=32\nif [ $BIG ]; then\n  N=64\nfi",
+        "N=32\n[ $BIG ] && N=64",
+        "N=32\ncase $BIG in\n  yes) N=64 ;;\nesac",
+        "N=32\nif [ $BIG ]; then N+=0; fi",
+    ],
+)
+def test_a_value_that_a_condition_may_change_is_named(tmp_path: Path, script: str) -> None:
+    status, text = _migrate(tmp_path, f"{script}\n{VERL.replace('$more', '$more data.train_batch_size=$N')}")
+    assert status == 1
+    assert ": The script does not say its value: set learner.groups_per_step" in text
+
+
+@pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (
+            "${EXTRA:+trainer.total_epochs=9}",
+            "${EXTRA:+trainer.total_epochs=9}: Only a running shell knows these words",
+        ),
+        ("data.train_files[0]=c.parquet", "data.train_files[0]=c.parquet: It sets no option of verl"),
         ("$EXTRA", "$EXTRA: Only a running shell knows these words"),
         ("--config-name=gone", "--config-name gone: The file is not beside the script"),
         ("actor_rollout_ref.actor.entropy_coeff=0.1", "actor.entropy_coeff 0.1: No loss has an entropy term"),
@@ -145,6 +257,24 @@ def test_what_is_lost_is_named(tmp_path: Path, words: str, sentence: str) -> Non
     status, text = _migrate(tmp_path, VERL.replace("$more", f"$more {words}"))
     assert status == 1
     assert sentence in text
+
+
+def test_configuration_file_brings_its_list_of_defaults(tmp_path: Path) -> None:
+    base = {"data": {"train_batch_size": 32}, "trainer": {"total_epochs": 2}, "rollout": {"n": 9}}
+    mine = {
+        "defaults": ["base", {"actor_rollout_ref": "small"}, {"data@data": "legacy_data"}, "gone", "_self_"],
+        "actor_rollout_ref": {"rollout": {"n": 4}},
+        "trainer": {"total_epochs": 3},
+    }
+    (tmp_path / "actor_rollout_ref").mkdir()
+    (tmp_path / "actor_rollout_ref" / "small.yaml").write_text("model:\n  path: /models/small\n", encoding="utf-8")
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump({"defaults": ["fully_async_ppo_trainer"], **base}), "utf-8")
+    status, text = _migrate(tmp_path, yaml.safe_dump(mine), "mine.yaml")
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.policy.model, settings.rollout.group_size) == ("/models/small", 4)
+    assert (settings.placement.devices, settings.learner.max_staleness) == ("split", 1)  # of the fully asynchronous one
+    assert "at most 3 passes" in text
+    assert (status, "defaults: gone: The file is not beside the configuration" in text) == (1, True)
 
 
 def test_server_over_several_nodes_becomes_one_of_a_node(tmp_path: Path) -> None:
