@@ -216,8 +216,6 @@ def _convert(draft: Draft, name: str, option: Option, value: str) -> None:
     elif kind == "positive" and (not isinstance(converted, int | float) or converted <= 0):
         draft.always[draft.label(name)] = "Not above 0: the setting's default"
         return
-    elif kind == "filter":
-        converted = max(1, converted - 1) if converted > 0 else 0
     elif kind == "map":
         converted = map_of(value)
     elif kind == "text":

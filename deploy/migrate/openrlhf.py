@@ -28,7 +28,6 @@ def convert_rl(draft: Draft) -> None:
         draft.lack("eval.temperature", "Samples have rollout.temperature; eval.sets takes a temperature of its own")
     _write_reports(draft)
     draft.put("data.label_required", bool(draft.asked.get("data.label_key")), "data.label_key")
-    draft.put("policy.old_logprobs", "recompute", why="OpenRLHF recomputes old logprobs")
 
 
 def convert_rows(draft: Draft, objective: str, lr: float, epochs: int, length: int) -> None:
@@ -53,7 +52,7 @@ def _write_batches(draft: Draft) -> None:
     if draft.is_on("train.async_enable"):
         queue = int(draft.number("train.async_queue_size", 1))
         names = ("train.async_enable", "train.async_queue_size")
-        draft.put("learner.max_staleness", queue, *names, why="steps, not batches")
+        draft.put("learner.max_staleness", queue, *names, why="a step has a batch of rollouts")
     else:
         draft.put("learner.max_staleness", 0, why="no train.async_enable: steps wait for their samples")
 
@@ -98,12 +97,23 @@ def _write_algorithm(draft: Draft) -> None:
 def _write_correction(draft: Draft) -> None:
     prefix = "algo.advantage.is_correction_"
     kind, bounds = draft.text(f"{prefix}type", "tis"), texts_of(draft.text(f"{prefix}threshold", "0.5 5.0"))
+    draft.put("policy.old_logprobs", "recompute", why="OpenRLHF recomputes old logprobs")
+    is_gspo = draft.settings["learner.loss"][0] == "gspo"
+    if is_gspo:
+        draft.put("loss.aggregate", "seq_mean_token_mean", why="OpenRLHF's gspo has no other")
     if not draft.is_on(f"{prefix}enable"):
         draft.put("learner.correction", "none", f"{prefix}enable")
+    elif is_gspo:
+        draft.put("policy.old_logprobs", "behaviour", f"{prefix}enable", why="gspo's ratio is to the engine's then")
+        draft.put("learner.correction", "none", f"{prefix}enable", why="the ratio has it")
     elif kind not in _CORRECTIONS:
         draft.lack(f"{prefix}type", "learner.correction has no such name")
     else:
-        draft.put("learner.correction", _CORRECTIONS[kind], f"{prefix}enable", f"{prefix}type")
+        differs = {"seq-mask-tis": "the kept tokens are weighed there, too"}
+        if len(bounds) > 1:
+            differs["tis"] = f"smaller weights than {bounds[0]} are raised to it there"
+        names = (f"{prefix}enable", f"{prefix}type")
+        draft.put("learner.correction", _CORRECTIONS[kind], *names, why=differs.get(kind, ""))
         draft.put("learner.correction_low", float(bounds[0]) if len(bounds) > 1 else None, f"{prefix}threshold")
         draft.put("learner.correction_high", float(bounds[-1]), f"{prefix}threshold")
 
@@ -114,13 +124,15 @@ def _write_placement(draft: Draft) -> None:
     names = ("actor.num_nodes", "actor.num_gpus_per_node")
     joint.put_ranks(draft, nodes, gpus, *names)
     draft.put("rollout.num_servers", engines, "vllm.num_engines")
-    if draft.is_on("train.colocate_all") and engines * size == nodes * gpus:
+    is_shared = draft.is_on("train.colocate_all") and not draft.is_on("train.async_enable")
+    if is_shared and engines * size == nodes * gpus:
         draft.put("placement.devices", "shared", "train.colocate_all")
-    elif draft.is_on("train.colocate_all"):
+    elif is_shared:
         why = f"{engines} engines of {size} GPUs do not fill the {nodes * gpus} ranks' GPUs: they get GPUs of their own"
         draft.put("placement.devices", "split", "train.colocate_all", why=why)
     else:
-        draft.put("placement.devices", "split", "train.colocate_all")
+        why = "engines have GPUs of their own in asynchronous training" if draft.is_on("train.colocate_all") else ""
+        draft.put("placement.devices", "split", "train.colocate_all", why=why)
 
 
 def _write_rewards(draft: Draft) -> None:

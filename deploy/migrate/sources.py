@@ -63,7 +63,7 @@ _GRPO = Form("TRL", ("trl_rl", "trl"), trl.convert_rl)
 TRL = {
     "grpo": _GRPO,
     "gspo": _GRPO,
-    "async_grpo": Form("TRL", ("trl_async", "trl_rl", "trl"), trl.convert_rl),
+    "async_grpo": Form("TRL", ("trl_async", "trl_rl", "trl"), partial(trl.convert_rl, is_asynchronous=True)),
     "rloo": Form("TRL", ("trl_rl", "trl"), partial(trl.convert_rl, is_rloo=True)),
     "sft": _trl_rows("sft", 2e-5),
     "dpo": _trl_rows("dpo", 1e-6),

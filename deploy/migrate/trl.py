@@ -20,12 +20,12 @@ _CORRECTIONS = {"token_truncate": "tis", "token_mask": "icepop"}
 _PREFERENCES = ("sigmoid", "hinge", "ipo", "robust", "sigmoid_norm", "simpo", "orpo")
 
 
-def convert_rl(draft: Draft, *, is_rloo: bool = False) -> None:
-    """Write the settings of GRPO, or of RLOO."""
+def convert_rl(draft: Draft, *, is_rloo: bool = False, is_asynchronous: bool = False) -> None:
+    """Write the settings of GRPO, of RLOO, or of the asynchronous GRPO, whose servers are beside the trainer."""
     size = int(draft.number("num_generations", 2 if is_rloo else 8))
     draft.put("rollout.group_size", size, "num_generations")
     _write_step(draft, size)
-    _write_lengths(draft)
+    _write_lengths(draft, 2048 if is_asynchronous else 512)
     if is_rloo:
         draft.put("learner.advantage", "rloo")
         draft.put("learner.loss", "ppo", why="ratios of tokens; there of whole answers, the same in a first update")
@@ -42,10 +42,14 @@ def convert_rl(draft: Draft, *, is_rloo: bool = False) -> None:
     is_cap = draft.settings["learner.loss"][0] == "cispo" and "epsilon_high" in draft.asked
     draft.put("learner.clip_low", low, "epsilon")
     draft.put("learner.clip_high", high - 1 if is_cap else high, "epsilon_high", "epsilon")
-    _write_correction(draft)
+    if is_asynchronous:
+        draft.put("policy.old_logprobs", "behaviour", why="TRL's asynchronous trainer has the server's")
+        draft.put("learner.correction", "none", why="the ratio has it")
+    else:
+        _write_correction(draft)
     if "learner.max_staleness" not in draft.settings:
         draft.put("learner.max_staleness", 0, why="steps wait for their samples")
-    _write_servers(draft)
+    _write_servers(draft, "server" if is_asynchronous else draft.text("vllm_mode", "colocate"))
     _write_rewards(draft)
     draft.put("data.label_required", False, why="columns of a row are given to the reward function")
     _write_common(draft)
@@ -84,7 +88,7 @@ def _write_step(draft: Draft, size: int) -> None:
     joint.put_launched_ranks(draft, "num_machines", "num_processes")
     parts, micro = draft.number("gradient_accumulation_steps", 1), _micro_batches(draft)
     each = draft.number("steps_per_generation", parts)
-    whole = draft.number("generation_batch_size", micro * each)
+    whole = draft.number("generation_batch_size", micro * each) * draft.number("weight_sync_steps", 1)
     epochs = int(draft.number("num_iterations", 1))
     prompts = max(1, round(whole / max(1, size)))
     names = "generation_batch_size" if "generation_batch_size" in draft.asked else "per_device_train_batch_size"
@@ -114,8 +118,8 @@ def _write_length(draft: Draft) -> None:
     draft.read |= {"num_train_epochs", "max_steps"}
 
 
-def _write_lengths(draft: Draft) -> None:
-    answer = int(draft.number("max_completion_length", 512))
+def _write_lengths(draft: Draft, longest: int) -> None:
+    answer = int(draft.number("max_completion_length", longest))
     draft.put("rollout.max_response_tokens", answer, "max_completion_length", why="of one turn")
     if "max_prompt_length" in draft.asked:
         draft.put("data.max_prompt_tokens", int(draft.number("max_prompt_length")), "max_prompt_length")
@@ -164,8 +168,8 @@ def _write_correction(draft: Draft) -> None:
     draft.read |= {*names, "use_vllm"}
 
 
-def _write_servers(draft: Draft) -> None:
-    ranks, mode = draft.settings["learner.num_ranks"][0], draft.text("vllm_mode", "colocate")
+def _write_servers(draft: Draft, mode: str) -> None:
+    ranks = draft.settings["learner.num_ranks"][0]
     size = draft.settings.get("rollout.tensor_parallel_size", (1, ""))[0]
     draft.put("placement.devices", "split" if mode == "server" else "shared", "vllm_mode")
     servers = 1 if mode == "server" else max(1, ranks // size)

@@ -68,9 +68,7 @@ def convert_rows(draft: Draft) -> None:
     draft.put("objective", "sft")
     joint.put_launched_ranks(draft, "num_machines", "num_processes")
     draft.put("learner.zero_stage", 3, why="as FSDP")
-    lowest = draft.number("optim.min_lr", 0)
-    if lowest:
-        draft.put("learner.min_lr_ratio", lowest / (draft.number("optim.lr", 1e-5) or 1), "optim.min_lr", "optim.lr")
+    _write_lowest(draft, "optim", 1e-5)
     _write_warm_up(draft, "actor.optim.lr_warmup_steps", "optim.lr_warmup_steps_ratio", 0.1)
     joint.put_whole_rows(draft, "data.max_length", 1024)
     _write_length(draft, 4)
@@ -87,6 +85,7 @@ def _write_rl(draft: Draft) -> None:
     _write_rewards(draft)
     _write_length(draft, 30)
     _write_warm_up(draft, "actor.optim.lr_warmup_steps", "actor.optim.lr_warmup_steps_ratio")
+    _write_lowest(draft, "actor.optim", 1e-6)
     _write_critic(draft)
     _write_data(draft)
     _write_reports(draft)
@@ -104,11 +103,24 @@ def _write_warm_up(draft: Draft, steps: str, share: str, default: float = 0) -> 
         draft.put("learner.lr_warmup_ratio", ratio, share)
 
 
+def _write_lowest(draft: Draft, section: str, rate: float) -> None:
+    """Write the last learning rate, where it is not given as a share. rate: the section's default."""
+    if lowest := draft.number(f"{section}.min_lr", 0):
+        share = lowest / (draft.number(f"{section}.lr", rate) or 1)
+        draft.put("learner.min_lr_ratio", share, f"{section}.min_lr", f"{section}.lr")
+
+
 def _write_critic(draft: Draft) -> None:
     """Write the warm-ups of the critic."""
     steps, share, alone = "critic.optim.lr_warmup_steps", "critic.optim.lr_warmup_steps_ratio", "trainer.critic_warmup"
     number, ratio, parts = draft.number(steps, -1), draft.number(share, 0), batches_per_push(draft)
     whole = draft.settings.get("run.max_steps", (0, ""))[0]
+    for name, default in (("ppo_mini_batch_size", 256), ("ppo_epochs", 1)):
+        policys = draft.number(f"actor.{name}", default)
+        if draft.settings.get("learner.advantage", ("", ""))[0] != "gae":
+            draft.read.add(f"critic.{name}")
+        elif draft.number(f"critic.{name}", policys) != policys:
+            draft.lack(f"critic.{name}", "The critic has as many updates as the policy")
     if number >= 0:
         draft.put("critic.lr_warmup_steps", math.ceil(number / parts), steps)
     elif ratio and whole:
@@ -123,7 +135,7 @@ def _write_critic(draft: Draft) -> None:
 
 def _write_algorithm(draft: Draft) -> None:
     name = draft.text("algorithm.adv_estimator", "gae")
-    if name == "grpo" and not draft.is_on("algorithm.norm_adv_by_std_in_grpo", True):
+    if _ADVANTAGES.get(name) == "grpo" and not draft.is_on("algorithm.norm_adv_by_std_in_grpo", True):
         draft.put("learner.advantage", "dr_grpo", "algorithm.norm_adv_by_std_in_grpo")
     elif name in _ADVANTAGES:
         draft.put("learner.advantage", _ADVANTAGES[name], "algorithm.adv_estimator")
@@ -136,12 +148,32 @@ def _write_algorithm(draft: Draft) -> None:
     else:
         draft.lack("actor.policy_loss.loss_mode", "learner.loss has no such name")
     both = draft.number("actor.clip_ratio", 0.2)
+    if draft.trainer == "verl" and both != 0.2:  # its configuration has a value for each side
+        draft.always[draft.label("actor.clip_ratio")] = "clip_ratio_low and clip_ratio_high, 0.2 there, decide"
+        both = 0.2
     for side in ("low", "high"):
         name = f"actor.clip_ratio_{side}"
         draft.put(f"learner.clip_{side}", draft.number(name, both), name if name in draft.asked else "actor.clip_ratio")
-    metric = draft.text("algorithm.filter_groups.metric", "reward")
-    if draft.is_on("algorithm.filter_groups.enable") and metric not in ("reward", "seq_reward", "seq_final_reward"):
-        draft.always[draft.label("algorithm.filter_groups.metric")] = "filter.score reward reads a service's `scores`"
+    aggregate = draft.settings["loss.aggregate"][0] if "loss.aggregate" in draft.settings else ""
+    is_bypass = draft.is_on("algorithm.rollout_correction.bypass_mode")
+    if loss == "gspo" and aggregate != "seq_mean_token_mean" and not is_bypass:
+        draft.put("loss.aggregate", "seq_mean_token_mean", why="verl's gspo has no other")
+    elif aggregate == "seq_sum_norm":
+        draft.put("loss.aggregate", aggregate, "actor.loss_agg_mode", why="the mean over answers; there their sum")
+    _write_filter(draft)
+
+
+def _write_filter(draft: Draft) -> None:
+    metric, most = draft.text("algorithm.filter_groups.metric", "reward"), "algorithm.filter_groups.max_num_gen_batches"
+    step = draft.settings["learner.groups_per_step"][0]
+    batches, size = draft.number(most, 0), draft.number("data.gen_batch_size", step) or step
+    if draft.is_on("algorithm.filter_groups.enable"):
+        why = f"of {size:g} prompts there, in steps here" if size != step else ""
+        replaced = max(1, math.ceil(batches * size / step) - 1) if batches > 0 else 0
+        draft.put("filter.max_replaced", replaced, most, why=why)
+        if metric not in ("reward", "seq_reward", "seq_final_reward"):
+            reason = "filter.score reward reads a service's `scores`"
+            draft.always[draft.label("algorithm.filter_groups.metric")] = reason
 
 
 def _write_kl(draft: Draft, *, is_default: bool) -> None:
@@ -149,6 +181,8 @@ def _write_kl(draft: Draft, *, is_default: bool) -> None:
     names = ("actor.kl_loss_coef", "actor.kl_loss_type", "algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty")
     draft.read |= {*names, "algorithm.use_kl_in_reward"}
     if draft.is_on("actor.use_kl_loss"):
+        if draft.trainer == "verl" and draft.is_on("algorithm.use_kl_in_reward"):
+            draft.lack("algorithm.use_kl_in_reward", "There is one KL, and it is in the loss")
         place, weight, form = "loss", draft.number(names[0], 0.001), draft.text(names[1], "low_var_kl")
         draft.put("kl.place", place, "actor.use_kl_loss")
         used = names[:2]
@@ -166,6 +200,9 @@ def _write_kl(draft: Draft, *, is_default: bool) -> None:
     for name in set(names) - set(used):
         if name in draft.asked:
             draft.always[draft.label(name)] = f"The KL is in the {place}"
+    if place == "loss" and form.endswith("+") and _KL_FORMS.get(form[:-1]) == "k3":
+        draft.put("kl.form", "k2", used[1], why="whose gradient it has")
+        return
     form = form.removesuffix("+")
     if place == "loss" and _KL_FORMS.get(form) == "k1":
         draft.put("kl.form", "k2", used[1], why="k1 has no gradient in the loss; k2's is that of its mean")
@@ -256,7 +293,8 @@ def _write_length(draft: Draft, epochs: int) -> None:
         steps = math.ceil(steps / draft.settings["learner.groups_per_step"][0])
         draft.put(*("run.max_steps", steps) if steps else ("run.max_epochs", passes), whole, why=why if steps else "")
     elif steps:
-        draft.put("run.max_steps", int(steps), "trainer.total_training_steps")
+        why = f"and at most {passes:g} passes over data.train there"
+        draft.put("run.max_steps", int(steps), "trainer.total_training_steps", why=why)
     else:
         draft.put("run.max_epochs", passes, "trainer.total_epochs")
     if steps and "trainer.total_epochs" in draft.asked:

@@ -51,6 +51,25 @@ def test_both_spellings_give_settings_that_a_run_accepts(tmp_path: Path) -> None
     assert ["#   packing_samples: Samples" in text for _, text in written] == [False, True]
 
 
+def test_engines_of_asynchronous_training_have_their_own_gpus(tmp_path: Path) -> None:
+    queue = "--train.async_enable --train.async_queue_size 2 --train.colocate_all --vllm.num_engines 2"
+    _migrate(tmp_path, DOTTED.replace("--ds.packing_samples", f"--ds.packing_samples {queue}"))
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.placement.devices, settings.learner.max_staleness) == ("split", 2)
+
+
+def test_ratio_of_gspo_is_to_the_engine_when_it_is_corrected(tmp_path: Path) -> None:
+    words = "--actor.policy_loss_type gspo --algo.advantage.is_correction_enable --critic.freezing_steps -1"
+    assert _migrate(tmp_path, DOTTED.replace("--ds.packing_samples", words))[0] == 0
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.learner.loss, settings.learner.correction, settings.policy.old_logprobs) == (
+        "gspo",
+        "none",
+        "behaviour",
+    )
+    assert settings.loss.aggregate == "seq_mean_token_mean"
+
+
 @pytest.mark.parametrize("size", ["0", "nan", "inf", "many"])
 def test_a_size_that_is_no_positive_number_is_written_or_listed(tmp_path: Path, size: str) -> None:
     status, text = _migrate(tmp_path, DOTTED.replace("actor.num_gpus_per_node 2", f"actor.num_gpus_per_node {size}"))

@@ -48,6 +48,16 @@ def _migrate(folder: Path, text: str, name: str = "train.sh", *options: str) -> 
     return status, (folder / "new.yaml").read_text(encoding="utf-8")
 
 
+def test_step_of_the_asynchronous_trainer_is_one_push_to_its_own_servers(tmp_path: Path) -> None:
+    sizes = "per_device_train_batch_size=4, gradient_accumulation_steps=8, weight_sync_steps=2, max_steps=100"
+    text = PYTHON.replace("GRPOConfig(max_steps=steps,", f"AsyncGRPOConfig({sizes},").replace("seed=secret(),", "")
+    _migrate(tmp_path, text, "train.py")
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.learner.groups_per_step, settings.learner.num_mini_batches, settings.run.max_steps) == (16, 2, 50)
+    assert (settings.learner.max_staleness, settings.placement.devices) == (4, "split")
+    assert (settings.policy.old_logprobs, settings.rollout.max_response_tokens) == ("behaviour", 2048)
+
+
 def test_command_gives_settings_that_a_run_accepts(tmp_path: Path) -> None:
     status, text = _migrate(tmp_path, GRPO)
     settings = load_settings(tmp_path / "new.yaml", [])

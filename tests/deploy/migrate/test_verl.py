@@ -131,6 +131,30 @@ def test_a_number_of_warm_up_steps_counts_before_its_share(tmp_path: Path) -> No
     assert "actor.optim.lr_warmup_steps_ratio 0.1: The number of steps decides the warm-up" in text
 
 
+@pytest.mark.parametrize(
+    ("words", "setting", "value"),
+    [
+        ("actor.clip_ratio=0.1", "learner.clip_low", 0.2),  # each side has a default of its own
+        ("actor.policy_loss.loss_mode=gspo", "loss.aggregate", "seq_mean_token_mean"),
+        ("actor.kl_loss_type=k3+", "kl.form", "k2"),
+        ("actor.optim.min_lr=1e-6 actor.optim.warmup_style=cosine", "learner.min_lr_ratio", 0.5),
+    ],
+)
+def test_options_of_verl_mean_what_its_code_does(tmp_path: Path, words: str, setting: str, value: object) -> None:
+    more = " ".join(f"actor_rollout_ref.{word}" for word in words.split())
+    assert _migrate(tmp_path, VERL.replace("$more", f"$more {more}"))[0] == 0
+    section, name = setting.split(".")
+    assert getattr(getattr(load_settings(tmp_path / "new.yaml", []), section), name) == value
+
+
+def test_limit_of_verls_filter_counts_its_own_batches(tmp_path: Path) -> None:
+    names = "enable=True", "max_num_gen_batches=10", "metric=acc"
+    more = " ".join(["data.gen_batch_size=192", *(f"algorithm.filter_groups.{each}" for each in names)])
+    _migrate(tmp_path, VERL.replace("$more", f"$more {more} algorithm.norm_adv_by_std_in_grpo=False"))
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.filter.dynamic_sampling, settings.filter.max_replaced) == (True, 29)  # 10 x 192 = 30 x 64 prompts
+
+
 def test_an_adapter_of_rank_0_is_none(tmp_path: Path) -> None:
     adapter = [
         f"actor_rollout_ref.model.{each}" for each in ("lora_rank=0", "lora_alpha=0", "target_modules=all-linear")
@@ -250,6 +274,8 @@ def test_a_value_that_a_condition_may_change_is_named(tmp_path: Path, script: st
         ("--config-name=gone", "--config-name gone: The file is not beside the script"),
         ("actor_rollout_ref.actor.entropy_coeff=0.1", "actor.entropy_coeff 0.1: No loss has an entropy term"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=sapo", "loss_mode sapo: learner.loss has no such name"),
+        ("algorithm.use_kl_in_reward=True", "algorithm.use_kl_in_reward: There is one KL, and it is in the loss"),
+        ("algorithm.adv_estimator=gae critic.ppo_epochs=4", "critic.ppo_epochs 4: The critic has as many updates"),
         ("actor_rollout_ref.actor.zebra=1", "Unknown to sluice migrate:\n#   actor.zebra 1"),
     ],
 )
