@@ -50,8 +50,9 @@ def main(arguments: Sequence[str]) -> int:
         return _merge(given.file, given.output)
     try:
         draft, source = read(given.file, given.trainer)
-    except OSError as error:
-        raise SettingsError(f"migrate: {given.file} cannot be read: {error.strerror}. Give an existing file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "It is not text"
+        raise SettingsError(f"migrate: {given.file} cannot be read: {reason}. Give an existing file.") from None
     problem = check(draft)
     text = settings_file(draft, source, problem)
     if given.output:

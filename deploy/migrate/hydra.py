@@ -1,11 +1,14 @@
 """Overrides of Hydra and its configuration files, as verl's commands have them."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from protocol.errors import SettingsError
 
 _OWN_GPUS = {"rollout.nnodes": "1", "rollout.n_gpus_per_node": "8"}
 _FULLY_ASYNC = _OWN_GPUS | {
@@ -42,7 +45,7 @@ def overrides_in(words: Sequence[str], folder: Path, module: str) -> tuple[dict[
     files = [up / tail for up in (folder, *folder.parents) for tail in tails if name and not tail.is_absolute()]
     lost: dict[str, str] = {}
     if file := next((file for file in files if file.is_file()), None):
-        values, lost = configuration_in(yaml.safe_load(file.read_text(encoding="utf-8")), file.parent)
+        values, lost = configuration_in(tree_in(file), file.parent)
     else:
         own = name or next((own for part, own in _OF_MODULE.items() if part in module), "")
         values = dict(_BUILT_IN.get(own, {}))
@@ -79,12 +82,25 @@ def configuration_in(tree: Any, folder: Path) -> tuple[dict[str, str], dict[str,
             if not file.is_file():
                 lost[f"defaults: {group or option}"] = "The file is not beside the configuration: give its values in it"
                 continue
-            text = file.read_text(encoding="utf-8")
-            below, not_found = configuration_in(yaml.safe_load(text), folder)
-            above = "" if "@package _global_" in text else package or group.replace("/", ".")
+            below, not_found = configuration_in(tree_in(file), folder)
+            is_global = "@package _global_" in file.read_text(encoding="utf-8")
+            above = "" if is_global else package or group.replace("/", ".")
             values |= {_without_section(f"{above}.{name}" if above else name): value for name, value in below.items()}
             lost |= not_found
     return values, lost
+
+
+def tree_in(path: Path) -> Any:
+    """Return what a YAML or JSON file holds.
+
+    Raises: SettingsError for other text.
+    """
+    text = path.read_text(encoding="utf-8")
+    try:
+        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise SettingsError(f"migrate: {path} cannot be read: {reason}. Give one document of YAML or JSON.") from None
 
 
 def resolve_names(values: Mapping[str, str]) -> dict[str, str]:

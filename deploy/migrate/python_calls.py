@@ -36,7 +36,8 @@ def configurations_in(text: str, path: str, known: Mapping[str, Any]) -> list[tu
     rewards = [f"{path}:{name}" if name in functions else name for name in _names(around.get("reward_funcs", ""))]
     if rewards:
         around["reward_funcs"] = ",".join(rewards)
-    return [(_name_of(call), around | _keywords(call, values)) for call in calls if _name_of(call).lower() in known]
+    found = [call for call in calls if _name_of(call).lower() in known]
+    return [(_name_of(call), around | _keywords(call, values) | _set_later(tree, call, values)) for call in found]
 
 
 def _assignments(tree: ast.AST) -> dict[str, ast.expr]:
@@ -48,6 +49,23 @@ def _assignments(tree: ast.AST) -> dict[str, ast.expr]:
             if isinstance(node, ast.Assign) and isinstance(name, ast.Name) and not _uses(node.value, name.id):
                 values[name.id] = node.value
     return values
+
+
+def _set_later(
+    tree: ast.AST, call: ast.Call, values: Mapping[str, ast.expr], *, is_sure: bool = True
+) -> dict[str, str]:
+    """Return attributes that are set on a call's result: args.beta = 0.1. is_sure: they are in no branch."""
+    found: dict[str, str] = {}
+    for node in ast.iter_child_nodes(tree):
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            owner = target.value if isinstance(target, ast.Attribute) else None
+            if isinstance(node, ast.Assign) and isinstance(owner, ast.Name) and values.get(owner.id) is call:
+                text = _text(node.value, values) if is_sure else f"${{{ast.unparse(node.value)}}}"
+                found[getattr(target, "attr", "")] = text
+        is_branch = isinstance(node, ast.If | ast.For | ast.While | ast.Try)
+        is_main = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+        found |= _set_later(node, call, values, is_sure=is_sure and (is_main or not is_branch))
+    return found
 
 
 def _uses(node: ast.expr, name: str) -> bool:

@@ -1,7 +1,6 @@
 """Commands of other trainers in scripts and files: their options, and what converts them."""
 
 import ast
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,11 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from deploy.migrate import openrlhf, trl, verl
 from deploy.migrate.convert import Draft
-from deploy.migrate.hydra import configuration_in, overrides_in, resolve_names
+from deploy.migrate.hydra import configuration_in, overrides_in, resolve_names, tree_in
 from deploy.migrate.python_calls import configurations_in
 from deploy.migrate.shell import words_after
 from protocol.errors import SettingsError
@@ -84,9 +81,9 @@ _PROCESSES = re.compile(r"--(nproc[_-]per[_-]node|num_processes|num_gpus|nnodes|
 
 def commands_of(path: Path, trainer: str | None = None) -> list[Command]:
     """Return the training commands of a file that are known here. trainer: TRL's, for a file of values alone."""
-    text = path.read_text(encoding="utf-8")
     if path.suffix in (".yaml", ".yml", ".json"):
-        return [_of_values(path, json.loads(text) if path.suffix == ".json" else yaml.safe_load(text), trainer)]
+        return [_of_values(path, tree_in(path), trainer)]
+    text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         known = {f"{name.replace('_', '')}config": form for name, form in TRL.items()}
         calls = configurations_in(text, path.name, known)
@@ -132,13 +129,13 @@ def _of_trl(match: re.Match[str], before: str, words: list[str], path: Path) -> 
     launcher = f"{before} {match[0]}"
     found = dict(re.findall(r"--(config_file)[ =](\S+)", launcher))
     if file := _beside(path, found.get("config_file", "")):
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        values = tree_in(file)
         found |= {name: str(values[name]) for name in ("num_machines", "num_processes") if name in values}
     found |= dict(_processes(launcher))
     lost = {"pictures": "Pictures are not there"} if "vlm" in name else {}
     if name_of_values := given.pop("config", ""):
         if file := _beside(path, name_of_values):
-            found |= _flat_values(yaml.safe_load(file.read_text(encoding="utf-8")))
+            found |= _flat_values(tree_in(file))
         else:
             lost[f"--config {name_of_values}"] = "The file is not beside the script"
     return Command(name, TRL[max(kinds, key=len)], list((found | given).items()), lost)

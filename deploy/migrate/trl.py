@@ -207,6 +207,8 @@ def _write_common(draft: Draft) -> None:
     warm_up = draft.number("warmup_steps", 0)
     if warm_up >= 1:
         _put_steps(draft, "learner.lr_warmup_steps", warm_up, "warmup_steps")
+        if draft.settings.pop("learner.lr_warmup_ratio", None):
+            draft.always[draft.label("warmup_ratio")] = "The number of steps decides the warm-up"
     elif warm_up:
         draft.put("learner.lr_warmup_ratio", warm_up, "warmup_steps")
     _write_model(draft)

@@ -48,6 +48,36 @@ def _migrate(folder: Path, text: str, name: str = "train.sh", *options: str) -> 
     return status, (folder / "new.yaml").read_text(encoding="utf-8")
 
 
+def test_attributes_set_after_the_configuration_count(tmp_path: Path) -> None:
+    later = "    args = GRPOConfig(beta=0.5, num_generations=4)\n    args.beta = 0.1\n"
+    later += "    if steps:\n        args.epsilon = 0.3\n"
+    text = PYTHON.replace("def main():\n", f"def main():\n{later}").replace("GRPOConfig(max_steps=steps,", "dict(")
+    status, written = _migrate(tmp_path, text, "train.py")
+    assert (status, load_settings(tmp_path / "new.yaml", []).kl.coefficient) == (1, 0.1)
+    assert "epsilon ${0.3}: The script does not say its value" in written
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.yaml", "a: [1,"), ("a.yaml", "a: 1\n---\nb: 2"), ("a.json", "{")])
+def test_file_that_is_not_one_document_is_refused(
+    tmp_path: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert run_verb(["migrate", str(tmp_path / name), "--trainer", "grpo"]) == 2
+    assert f"{name} cannot be read: " in capsys.readouterr().err
+
+
+def test_warm_up_of_steps_counts_before_its_share(tmp_path: Path) -> None:
+    values = {
+        "model_name_or_path": "/models/small",
+        "dataset_name": "rows.jsonl",
+        "warmup_ratio": 0.1,
+        "warmup_steps": 8,
+    }
+    assert _migrate(tmp_path, yaml.safe_dump(values), "mine.yaml", "--trainer", "grpo")[0] == 0
+    learner = load_settings(tmp_path / "new.yaml", []).learner
+    assert (learner.lr_warmup_steps, learner.lr_warmup_ratio) == (8, 0)
+
+
 def test_step_of_the_asynchronous_trainer_is_one_push_to_its_own_servers(tmp_path: Path) -> None:
     sizes = "per_device_train_batch_size=4, gradient_accumulation_steps=8, weight_sync_steps=2, max_steps=100"
     text = PYTHON.replace("GRPOConfig(max_steps=steps,", f"AsyncGRPOConfig({sizes},").replace("seed=secret(),", "")
