@@ -9,10 +9,13 @@ the running evaluation for the next start.
 
 import json
 import math
+import mmap
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -48,7 +51,7 @@ class StepLine:
 
 
 class RunRecord:
-    """Appends lines to files of `folder` and flushes each: a killed run leaves whole lines."""
+    """Appends lines to files of `folder` and flushes each. A line that was cut off is removed before the next one."""
 
     def __init__(
         self, folder: Path, samples_per_step: int, decoder: TextDecoder | None = None, group_every: int = 0
@@ -81,9 +84,9 @@ class RunRecord:
         self._append("metrics.jsonl", {key: _round(value) for key, value in line.to_json().items()})
 
     def newest_step(self) -> int | None:
-        """Return the step of the newest line of metrics, None when there is none."""
+        """Return the step of the newest whole line of metrics, None when there is none."""
         path = self.folder / "metrics.jsonl"
-        lines = path.read_bytes().splitlines() if path.exists() else []
+        lines = path.read_bytes().rpartition(b"\n")[0].splitlines() if path.exists() else []
         newest = parse_metrics_line(lines[-1]) if lines else None
         return None if newest is None else int(newest["step"])
 
@@ -126,11 +129,22 @@ class RunRecord:
         path = self.folder / name
         failpoint("run_record.before_append")
         try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(line) + "\n" for line in lines))
+            with path.open("ab+") as file:
+                _drop_torn_line(file)
+                file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
         except OSError as error:
             raise OperatorError(f"{path} cannot be written: {error.strerror}. Free the disk, then run again.") from None
         failpoint("run_record.after_append")
+
+
+def _drop_torn_line(file: BinaryIO) -> None:
+    """Remove a last line that a full disk or a kill cut off: the next line would be part of it, and lost with it."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 1))
+    if file.read(1) not in (b"", b"\n"):
+        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:
+            whole = content.rfind(b"\n") + 1
+        file.truncate(whole)
 
 
 def _round(value: float) -> float:

@@ -95,6 +95,19 @@ def test_a_steps_line_says_when_the_folder_is_gone(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("earlier", ["", '{"step": 1}\n'])
+def test_line_that_a_full_disk_cut_off_does_not_take_the_next_one_with_it(tmp_path: Path, earlier: str) -> None:
+    for name in ("metrics.jsonl", "samples.jsonl", "evaluations.jsonl"):
+        (tmp_path / name).write_text(f'{earlier}{{"step": 2, "policy_ver')
+    record = RunRecord(tmp_path, samples_per_step=1)
+    assert record.newest_step() == (1 if earlier else None)
+    record.write_line(record.stamp(2, 2, {}))
+    record.write_samples(four_trajectories())
+    record.write_answers([{"step": 2}])
+    for name in ("metrics.jsonl", "samples.jsonl", "evaluations.jsonl"):
+        assert [line["step"] for line in lines(tmp_path / name)] == ([1, 2] if earlier else [2])
+
+
 def test_speeds_count_from_the_line_before_though_it_was_held_back(tmp_path: Path) -> None:
     record = RunRecord(tmp_path, 1)
     held = record.stamp(1, 1, {})
