@@ -47,8 +47,9 @@ class AgentPlayer:
         """
         _limit_arenas()
         # Copying a tokenizer takes up to a second.
+        kwargs = spec.rollout.chat_template_kwargs
         rendering = await asyncio.to_thread(
-            Rendering, engine.tokenizer, spec.tools.call_format, spec.rollout.chat_template_kwargs
+            Rendering, engine.tokenizer, spec.tools.call_format, kwargs, engine.end_tokens
         )
         conversations = Conversations(engine, gate, spec.rollout, server, spec.sampling)
         return cls(conversations, rendering, program, scorer, spec, token)

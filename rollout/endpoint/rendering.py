@@ -30,8 +30,10 @@ _UNCUT = 1 << 62
 class Rendering:
     """Texts of one model. Call its methods by `run`: two threads must not use a tokenizer at once."""
 
-    def __init__(self, tokenizer: Any, call_format: str, template_kwargs: Mapping[str, Any]) -> None:
-        """tokenizer: the engine's; a copy is used. call_format, template_kwargs: of the settings.
+    def __init__(
+        self, tokenizer: Any, call_format: str, template_kwargs: Mapping[str, Any], ends: frozenset[int]
+    ) -> None:
+        """tokenizer: the engine's; a copy is used. call_format, template_kwargs: of the settings. ends: the engine's.
 
         Raises: SettingsError for variables that the chat template does not read.
         """
@@ -41,9 +43,10 @@ class Rendering:
         with suppress(SettingsError):  # agents without tools run with any model
             self._calls = choose_reader(call_format, own, template_kwargs)
         self._template_kwargs = dict(template_kwargs)
-        self._chat = ChatTokens(own, self._template_kwargs)
+        self._ends = ends
+        self._chat = ChatTokens(own, self._template_kwargs, ends)
         self._chats: dict[str, ChatTokens] = {}  # by a request's own variables
-        self._control = control_tokens(own)
+        self._control = control_tokens(own, ends)
         self._numbers = itertools.count()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="agents-text")
 
@@ -114,7 +117,8 @@ class Rendering:
             return self._chat
         key = json.dumps(request.template_kwargs, sort_keys=True)
         if key not in self._chats:
-            self._chats[key] = ChatTokens(self._tokenizer, {**self._template_kwargs, **request.template_kwargs})
+            variables = {**self._template_kwargs, **request.template_kwargs}
+            self._chats[key] = ChatTokens(self._tokenizer, variables, self._ends)
             if len(self._chats) > _MAX_CHATS:
                 del self._chats[next(iter(self._chats))]
         return self._chats[key]

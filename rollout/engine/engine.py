@@ -12,7 +12,7 @@ from protocol.errors import NeighbourError
 from protocol.settings.run_spec import EngineRequest
 from protocol.weights.group import PEER_LOST, PeerLostError
 from rollout.engine.generation import EngineStats, Generation, Sampling
-from rollout.engine.start import BOUNDARY, ends_turns, follow_tokens, limits_of, start_vllm
+from rollout.engine.start import BOUNDARY, ends_of, ends_turns, follow_tokens, limits_of, start_vllm
 from rollout.engine.vllm_plugin import HAS_RECEIVED, describe_endings, processes_of
 
 _SHUTDOWN_S = 5.0
@@ -51,6 +51,7 @@ class Engine:
         self._can_seed = not spec.on_cpus
         self._tokenizer = llm.get_tokenizer()
         self._ends_turns = ends_turns(llm)
+        self._end_tokens = ends_of(llm)
         self._limits = limits_of(llm)
         self._num_in_flight = 0
         self._num_output_tokens = 0
@@ -82,6 +83,11 @@ class Engine:
     def tokenizer(self) -> Any:
         """The model's Hugging Face tokenizer."""
         return self._tokenizer
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end a turn, besides the tokenizer's own end token."""
+        return self._end_tokens
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text` without special tokens."""

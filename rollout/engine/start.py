@@ -66,6 +66,15 @@ def ends_turns(llm: Any) -> bool:
     return is_ours and has_fast_tokenizer(llm.get_tokenizer())
 
 
+def ends_of(llm: Any) -> frozenset[int]:
+    """Return the tokens at which this vLLM ends a turn, by the model's generation_config.json or else config.json.
+
+    It also ends a turn at the tokenizer's own end token.
+    """
+    given = llm.vllm_config.model_config.try_get_generation_config().get("eos_token_id")
+    return frozenset(given if isinstance(given, list) else [] if given is None else [given])
+
+
 def limits_of(llm: Any) -> tuple[int, int | None, bool]:
     """Return the requests that this vLLM decodes at a time, the tokens whose keys and values it holds, and whether
     requests share those of equal beginnings.

@@ -13,7 +13,7 @@ without the beginning of one at its end, has the tokenizer's own tokens.
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from protocol.errors import NeighbourError
@@ -40,15 +40,19 @@ _SPACES = " ▁"
 class ChatTokens:
     """Tokens of prompts and observations for one model. Raises NeighbourError for texts that it cannot encode."""
 
-    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None, ends: Collection[int] = ()
+    ) -> None:
         """tokenizer: the model's Hugging Face tokenizer. template_kwargs: rollout.chat_template_kwargs.
+
+        ends: as in `control_tokens`.
 
         Raises: SettingsError for variables that the chat template does not read.
         """
         self._tokenizer = tokenizer
         self._template_kwargs = dict(template_kwargs or {})
         check_template_kwargs(tokenizer, self._template_kwargs)
-        self._names = ControlNames(tokenizer, lambda text: self._encode(text, PROMPT))
+        self._names = ControlNames(tokenizer, lambda text: self._encode(text, PROMPT), ends)
         self._control = self._names.ids
 
     def prompt(self, prompt: Prompt) -> list[int]:
@@ -272,9 +276,9 @@ class ControlNames:
 
     ids: frozenset[int]
 
-    def __init__(self, tokenizer: Any, encode: Callable[[str], list[int]]) -> None:
-        """encode: returns a text's tokens, control tokens included."""
-        control = control_tokens(tokenizer)
+    def __init__(self, tokenizer: Any, encode: Callable[[str], list[int]], ends: Collection[int] = ()) -> None:
+        """encode: returns a text's tokens, control tokens included. ends: as in `control_tokens`."""
+        control = control_tokens(tokenizer, ends)
         self.ids = frozenset(control)
         self._encode = encode
         self._normalise = _normaliser_of(tokenizer)
@@ -350,12 +354,16 @@ def _normaliser_of(tokenizer: Any) -> Callable[[str], str]:
     return normaliser.normalize_str if normaliser is not None else lambda text: text
 
 
-def control_tokens(tokenizer: Any) -> dict[int, str]:
-    """Return id and name of each control token. The token for unknown text is not one."""
+def control_tokens(tokenizer: Any, ends: Collection[int] = ()) -> dict[int, str]:
+    """Return id and name of each control token. The token for unknown text is not one.
+
+    ends: tokens that end a turn of the model. An added token among them is a control token, even if its tokenizer does
+    not say so: rewards would read its name, and the template would end the turn a second time.
+    """
     ids = getattr(tokenizer, "all_special_ids", ())
     control = dict(zip(ids, getattr(tokenizer, "all_special_tokens", ()), strict=True))
     for token, added in getattr(tokenizer, "added_tokens_decoder", {}).items():
-        if added.special:
+        if added.special or token in ends:
             control[token] = added.content
     unknown = getattr(tokenizer, "unk_token_id", None)
     others = [getattr(tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad", "sep", "cls", "mask")]
@@ -364,15 +372,16 @@ def control_tokens(tokenizer: Any) -> dict[int, str]:
     return control
 
 
-def control_tokens_but_tags(tokenizer: Any) -> frozenset[int]:
+def control_tokens_but_tags(tokenizer: Any, ends: Collection[int] = ()) -> frozenset[int]:
     """Return the control tokens without pairs such as `<think>` and `</think>`, which are part of a response's text."""
-    control = control_tokens(tokenizer)
-    names = set(control.values())
-    ends = {getattr(tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad")}  # may be <s> and </s>
+    control = control_tokens(tokenizer, ends)
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    names = {*control.values(), *(each.content for each in added)}
+    others = {getattr(tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad")}  # may be <s> and </s>
 
     def is_tag(token: int) -> bool:
         name = control[token]
         other = f"<{name[2:]}" if name.startswith("</") else f"</{name[1:]}"
-        return name.startswith("<") and other in names and token not in ends
+        return name.startswith("<") and other in names and token not in others
 
     return frozenset(token for token in control if not is_tag(token))

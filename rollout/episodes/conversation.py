@@ -89,6 +89,9 @@ class Generator(Protocol):
     @property
     def tokenizer(self) -> Any: ...
 
+    @property
+    def end_tokens(self) -> frozenset[int]: ...
+
     def decode(self, tokens: Sequence[int]) -> str: ...
 
     async def generate(self, prompt_tokens: Sequence[int], sampling: Sampling, request_id: str) -> Generation: ...
@@ -131,7 +134,7 @@ class Conversations:
         self.server = server
         # Requests are numbered: an aborted one of the same sample may still be in the engine.
         self.numbers = itertools.count()
-        self._control_ids = control_tokens_but_tags(engine.tokenizer)
+        self._control_ids = control_tokens_but_tags(engine.tokenizer, engine.end_tokens)
 
     def begin(
         self,

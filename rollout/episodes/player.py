@@ -50,7 +50,7 @@ class EpisodePlayer:
     ) -> None:
         """server, sampling: as in `Conversations`."""
         self._decode = engine.decode
-        self._text = ChatTokens(engine.tokenizer, settings.chat_template_kwargs)
+        self._text = ChatTokens(engine.tokenizer, settings.chat_template_kwargs, engine.end_tokens)
         self._conversations = Conversations(engine, gate, settings, server, sampling)
         self._make_environment = make_environment
         self._resources = resources

@@ -46,6 +46,7 @@ class FakeEngine:
     """Holds a version and records calls; a subclass generates. calls: names of the weight verbs, in order."""
 
     tokenizer: Any
+    end_tokens: frozenset[int] = frozenset()
 
     def __init__(self, version: int | None = 0) -> None:
         self.policy_version = version

@@ -67,6 +67,7 @@ async def test_generation_has_a_logprob_for_every_token_and_ends_at_the_length(e
     assert generation.version_spans == ((0, 5, 3),)
     assert (generation.finish_reason, generation.stop_string) == ("length", None)
     assert generation.text == engine.decode(generation.tokens)
+    assert engine.end_tokens == {1}  # of the model's generation_config.json
 
 
 async def test_greedy_generations_are_equal(engine: Engine) -> None:

@@ -11,7 +11,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from protocol.errors import NeighbourError, SettingsError
 from rollout.environments.base import Observation
-from rollout.episodes.chat_tokens import ChatTokens
+from rollout.episodes.chat_tokens import ChatTokens, control_tokens_but_tags
 from tests.fakes.tool_models import FAMILIES as TOOL_FAMILIES
 
 TEXT = "the quick brown fox says hello to a lazy dog and then some more words of it"
@@ -285,6 +285,25 @@ def test_reply_begins_behind_the_names_that_the_policy_wrote_at_its_turns_end(wr
     last_token = tokenizer.convert_tokens_to_ids(written)
     tokens, _ = ChatTokens(tokenizer).reply([{"role": "tool", "content": "Paris"}], [], last_token, 1000)
     assert tokenizer.decode(tokens) == f"{left}Paris<|endoftext|><|im_end|><|im_start|>"
+
+
+def test_end_of_a_turn_that_its_tokenizer_takes_for_text_is_a_control_token() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken("<|eom|>", special=False, normalized=False)])
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<|eom|>{% endfor %}<|im_start|>"
+    end = tokenizer.convert_tokens_to_ids("<|eom|>")
+    chat = ChatTokens(tokenizer, ends={end})
+    tokens, _ = chat.reply([{"role": "tool", "content": "Paris<|eom|>"}], [], end, 1000)
+    assert tokenizer.decode(tokens) == "Paris<|eom|><|eom|><|im_start|>"
+    assert tokens.count(end) == 1  # the template's; the other is letters
+    assert end in control_tokens_but_tags(tokenizer, {end})
+
+
+def test_end_of_a_turn_that_closes_a_pair_of_tags_stays_in_the_text() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken("</answer>", special=False, normalized=False)])
+    end = tokenizer.convert_tokens_to_ids("</answer>")
+    assert end not in control_tokens_but_tags(tokenizer, {end})
 
 
 @pytest.mark.parametrize("prompt", ["hello", "<|im_start|>hello"])
