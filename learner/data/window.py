@@ -6,8 +6,10 @@ A group trained on policy version V whose oldest token is of version v has stale
   its groups in parts.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 
@@ -17,6 +19,9 @@ class Outstanding(NamedTuple):
     group: str
     oldest_version: int  # oldest policy version of its samples and of servers that still make some
     is_ready: bool  # all samples are back
+
+
+_VERSION = itemgetter(1)  # oldest_version; faster than an attribute
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class StalenessWindow:
         and is made again.
         """
         lacking = self.groups_per_step - num_taken
-        by_age = sorted(outstanding, key=lambda g: g.oldest_version)
+        by_age = sorted(outstanding, key=_VERSION)
         ready = [g for g in by_age if g.is_ready]
         chosen = ready[:lacking]
         if len(chosen) < (lacking if fewest is None else min(fewest, lacking)):
@@ -65,12 +70,13 @@ class StalenessWindow:
             return Choice(tuple(g.group for g in chosen))
         taken = {g.group for g in chosen}
         left = [g for g in by_age if g.group not in taken]
-        free = lacking - len(chosen)  # places in this step
-        for place, group in enumerate(left):
-            # Earliest deadline first.
-            staleness = policy_version + (place - free) // self.groups_per_step + 1 - group.oldest_version
-            if staleness > self.max_staleness:
-                awaited = tuple(g.group for g in left[: place + 1] if not g.is_ready)
-                if awaited:
-                    return Choice((), awaited)
+        first_unready = next((place for place, group in enumerate(left) if not group.is_ready), len(left))
+        free, end = lacking - len(chosen), 0  # free: places in this step
+        for oldest_version, count in Counter(map(_VERSION, left)).items():  # earliest deadline first
+            start, end = end, end + count
+            # Groups of this version at this place and behind it would be trained too late.
+            late = free + (self.max_staleness - (policy_version - oldest_version)) * self.groups_per_step
+            place = max(late, start, first_unready)
+            if place < end:
+                return Choice((), tuple(g.group for g in left[: place + 1] if not g.is_ready))
         return Choice(tuple(g.group for g in chosen))

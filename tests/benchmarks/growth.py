@@ -4,7 +4,8 @@ Scripted rollout servers and ranks of another process make whole steps with a co
 encrypted sockets. All runs have steps of 8,192 samples and a staleness of 4: with 1 to 1,024 servers, 1 to 64 ranks,
 groups of 8 and 64, and once with a million prompts and a curriculum. A server asks for its share of the window and
 answers a lease at once. Like a real one it sends a demand at every step and, once a second, a demand and a heartbeat. A
-second is the time in which 8,192 samples come: a coordinator takes no more, and other work beside it does not count.
+second is the time in which 8,192 samples come, for the coordinator's pings too: it takes no more, and the time that the
+scripted peers need beside it does not count.
 Ranks ask for parts, as by default. Figures are the thread's CPU time. --short: 512 samples a step, 1 and 64 servers.
 
     cost        CPU of a trajectory, from its lease to its step's end; over that with one server and one rank
@@ -33,6 +34,7 @@ import numpy as np
 import psutil
 import zmq
 
+from learner.coordinator.coordinator import Coordinator
 from learner.coordinator.loop import tune_garbage_collector
 from learner.data.packing import plan_groups
 from learner.rank.coordinator_client import BATCH_LIMITS
@@ -144,6 +146,7 @@ def _run(size: Size) -> Cost:
         running_coordinator(Path(folder), size.settings(), size.num_prompts) as run,
     ):
         tune_garbage_collector()
+        _ping_by_samples(run.coordinator)
         run.coordinator.advance = _timed(run.coordinator.advance, turns)  # type: ignore[method-assign]
         process = psutil.Process()
         held = most = process.memory_info().rss
@@ -189,6 +192,22 @@ def _timed(advance: Callable[[float], None], turns: list[float]) -> Callable[[fl
         advance(now)
 
     return timed
+
+
+def _ping_by_samples(coordinator: Coordinator) -> None:
+    """Have the coordinator ping its servers once for each `_SAMPLES_PER_S` trajectories."""
+    receive, ping, num_samples = coordinator.receive, coordinator._ping, 0
+
+    def receive_counted(peer: str, message: m.Message, buffers: list[bytes], now: float) -> None:
+        nonlocal num_samples
+        num_samples += isinstance(message, m.TrajectoryDone)
+        receive(peer, message, buffers, now)
+
+    def ping_counted(now: float) -> None:
+        ping(num_samples / _SAMPLES_PER_S)
+
+    coordinator.receive = receive_counted  # type: ignore[method-assign]
+    coordinator._ping = ping_counted  # type: ignore[method-assign]
 
 
 def _play(place: Place, size: Size) -> int:

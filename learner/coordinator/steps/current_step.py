@@ -5,6 +5,7 @@ Its groups stay open until the step has ended. If the ranks take parts, it begin
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from msgspec import UNSET, structs
 
@@ -21,13 +22,15 @@ from protocol.settings.settings import Settings
 from protocol.wire import messages as m
 
 _ANSWER_WITHIN_S = 1.0
-# Samples of a step that one turn of the loop assigns, plans, sends to ranks or records; the next turn goes on.
+# Groups that one turn of the loop chooses from, or samples of a step that it assigns, plans, sends to ranks or records;
+# the next turn goes on.
 _MOST_AT_ONCE = 1024
 _FACTS_PER_SAMPLE = 16  # facts of other ranks' samples that take as long to send as a sample
 # Time between two choices of a step's groups while the groups that the first one awaits are not back.
 _CHOOSE_EVERY_S = 1.0
 # Largest number of parts of a step, unless its last groups come one by one: each has a micro-batch on every rank.
 _MAX_PARTS = 8
+_MOST_NAMED = 64  # groups whose servers are named to users: a window has thousands
 # Servers report the version of their weights each second; the report after a push may still be on its way.
 _PUSH_AGAIN_AFTER_S = 3.0
 
@@ -196,7 +199,7 @@ class CurrentStep:
         if not choice.groups:
             self._awaited, self._choose_at = frozenset(choice.awaited), now + _CHOOSE_EVERY_S
             return
-        self._work = self._begin(choice.groups, num_taken, in_parts=in_parts)
+        self._work = chain([len(outstanding)], self._begin(choice.groups, num_taken, in_parts=in_parts))
 
     def _begin(self, names: Sequence[str], num_taken: int, *, in_parts: bool) -> Iterator[int]:
         """Assign groups to the next step, plan their part of it, and encode their facts."""
@@ -220,10 +223,11 @@ class CurrentStep:
     def _missing(self, names: Iterable[str]) -> str:
         training = self._groups.training
         awaited = [training[name] for name in names if name in training and not training[name].is_ready]
-        servers = {server for group in awaited for server in group.holders.values()}
+        servers = {server for group in awaited[:_MOST_NAMED] for server in group.holders.values()}
         if not servers:
             return "a server with the current weights"
-        return f"{len(awaited)} groups on {', '.join(sorted(servers))}"
+        where = "on" if len(awaited) <= _MOST_NAMED else "the oldest on"
+        return f"{len(awaited)} groups {where} {', '.join(sorted(servers))}"
 
     def _has_ended(self, step: int) -> bool:
         """Return whether a rank that asks for `step` gets the end: the run is stopped, or all its steps are done.
