@@ -226,8 +226,8 @@ class CurrentStep:
         servers = {server for group in awaited[:_MOST_NAMED] for server in group.holders.values()}
         if not servers:
             return "a server with the current weights"
-        where = "on" if len(awaited) <= _MOST_NAMED else "the oldest on"
-        return f"{len(awaited)} groups {where} {', '.join(sorted(servers))}"
+        where = " on" if len(awaited) <= _MOST_NAMED else ", the oldest on"
+        return f"{len(awaited)} groups{where} {', '.join(sorted(servers))}"
 
     def _has_ended(self, step: int) -> bool:
         """Return whether a rank that asks for `step` gets the end: the run is stopped, or all its steps are done.

@@ -16,6 +16,18 @@ def test_waiting_learner_hears_which_servers_it_waits_for(script: Script) -> Non
     assert script.take("rank-0", m.Wait) == [m.Wait(**script.stamp, detail="step 1 waits for 2 groups on s1, s2")]
 
 
+def test_waiting_learner_hears_where_the_oldest_of_many_groups_are(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(learner={"groups_per_step": 70}), num_prompts=140)
+    script.demand("s1", num_groups=64)
+    script.advance()
+    script.demand("s2", num_groups=76)
+    script.advance()
+    assert script.ask(1) == []
+    script.advance(1.5)
+    (answer,) = script.take("rank-0", m.Wait)
+    assert answer.detail == "step 1 waits for 140 groups, the oldest on s1"
+
+
 def train_without_the_first(script: Script, num_steps: int) -> m.Lease:
     """Train steps of everything but the very first group; returns that group's lease."""
     kept: m.Lease | None = None
