@@ -5,6 +5,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from protocol.node.small_model_files import GENERATION, end_tokens
+
 _MOST_PENDING = 64  # tokens without a whole character: more are broken bytes, and each would be decoded again
 
 
@@ -17,12 +19,17 @@ class TextDecoder:
     def __init__(self, folder: Path | None = None) -> None:
         path = None if folder is None else folder / "tokenizer.json"
         self._tokenizer: Tokenizer | None = None
+        self._ends: set[int] = set()  # added tokens that end a turn, special or not; tags such as </answer> are text
         self.problem: str | None = None
         if path is None or not path.is_file():
             self.problem = f"{path or 'tokenizer.json'} is not there: trajectories are shown as token ids."
             return
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
+            added = self._tokenizer.get_added_tokens_decoder()
+            files = [path.with_name(name) for name in (GENERATION, "config.json")]
+            ends = end_tokens({file.name: file.read_bytes() for file in files if file.is_file()})
+            self._ends = {token for token in ends if token in added and added[token].content[:2] != "</"}
         except Exception as error:  # `tokenizers` raises Exception itself for an invalid file
             self.problem = f"{path} is not a tokenizer ({error}): trajectories are shown as token ids."
 
@@ -55,8 +62,10 @@ class TextDecoder:
         return texts
 
     def answer(self, tokens: Sequence[int], start: int) -> str:
-        """Return the text from `start` on, without a special token at its end."""
-        is_ended = self._tokenizer is not None and not self._tokenizer.decode([tokens[-1]], skip_special_tokens=True)
+        """Return the text from `start` on, without a special token or the model's end of a turn at its end."""
+        last = tokens[-1]
+        is_special = self._tokenizer is not None and not self._tokenizer.decode([last], skip_special_tokens=True)
+        is_ended = is_special or last in self._ends
         return self.texts(tokens, (start, len(tokens) - is_ended))[1]
 
     def _decode(self, tokens: Sequence[int]) -> str:

@@ -4,9 +4,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from learner.disk.run_folder import CHECKPOINTS
 from protocol.errors import SettingsError
-from protocol.node.small_model_files import read_small_files, small_files_digest
+from protocol.node.small_model_files import GENERATION, end_tokens, read_small_files, small_files_digest
 from protocol.settings.policy import LoraSettings
 from protocol.settings.settings import Settings
 
@@ -219,15 +218,7 @@ def changed_file(model: Path, earlier: Path) -> str | None:
     """
     then, now = (read_small_files(folder, with_code=True) for folder in (earlier, model))
     changed = [name for name in sorted({*then, *now} - _READ_IN_PART) if then.get(name) != now.get(name)]
-    return next(iter(changed), None if _end_tokens(then) == _end_tokens(now) else _GENERATION)
-
-
-def _end_tokens(files: Mapping[str, bytes]) -> set[int]:
-    """Return the end tokens that a folder's files name for generation."""
-    with suppress(ValueError, AttributeError):
-        given = json.loads(files.get(_GENERATION, files.get("config.json", b""))).get("eos_token_id")
-        return {given} if isinstance(given, int) else set(given or ())
-    return set()
+    return next(iter(changed), None if end_tokens(then) == end_tokens(now) else GENERATION)
 
 
 def weights_digest(model: Path) -> str:
@@ -249,8 +240,7 @@ def _hash_file(path: Path) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()
 
 
-_GENERATION = "generation_config.json"
-_READ_IN_PART = {"config.json", _GENERATION}  # `model_digest` compares the first
+_READ_IN_PART = {"config.json", GENERATION}  # `model_digest` compares the first
 
 # Parts of names of matrices without an adapter: no linear layers, or the head.
 _WITHOUT_ADAPTER = ("embed", "lm_head", "wte", "wpe", ".experts.")

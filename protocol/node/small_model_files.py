@@ -4,8 +4,10 @@ Only the node of learner rank 0 needs the weights. Other processes build the mod
 weights by a push or a broadcast.
 """
 
+import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,6 +20,7 @@ SmallFiles = Mapping[str, bytes]
 
 MAX_BYTES = 128 << 20  # the largest tokenizers have 40 MB
 _SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".vocab", ".bpe"}
+GENERATION = "generation_config.json"
 TEMPLATES = "additional_chat_templates"  # folder of transformers, with one file per named template
 _CODE_SUFFIX = ".py"
 
@@ -49,6 +52,14 @@ def small_files_digest(files: SmallFiles) -> str:
     for name, content in sorted(files.items()):
         digest.update(name.encode() + b"\0" + sha256(content).digest())
     return digest.hexdigest()
+
+
+def end_tokens(files: SmallFiles) -> set[int]:
+    """Return the end tokens that a model folder's files name for generation."""
+    with suppress(ValueError, AttributeError):
+        given = json.loads(files.get(GENERATION, files.get("config.json", b""))).get("eos_token_id")
+        return {given} if isinstance(given, int) else set(given or ())
+    return set()
 
 
 def find_small_files(digest: str) -> Path:
