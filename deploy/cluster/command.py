@@ -5,6 +5,7 @@ VERB: start, stop, status, nodes, wait-nodes, healthy.
 Used by sluice start and sluice stop. Exit status: 0; 1 with one sentence; 2 for a wrong option.
 """
 
+import errno
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ _USAGE = {
     "healthy": "   returns when Ray and the services of this node are healthy: for probes",
 }
 _HELP = ("-h", "--help")
+_DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # full, over a quota or a limit, read-only
 _OF_SLUICE = ("stop", "status")
 
 
@@ -62,6 +64,12 @@ def exit_status(verb: Callable[[], None]) -> int:
         return error.exit_code
     except NeighbourError as error:  # Ray's process ended under `start --block`, or nodes did not join in time
         print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
+        if error.errno not in _DISK_REFUSES:
+            raise
+        home = this_home().root
+        print(f"{home} cannot be written: {error.strerror}. Free the disk, or set SLUICE_HOME.", file=sys.stderr)
         return 1
     return 0
 

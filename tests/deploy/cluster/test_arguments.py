@@ -1,10 +1,13 @@
 """What a command says of what it is given, where no cluster runs."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from deploy.cluster.command import main
+from deploy.node.home import Home
+from tests.fakes.full_disk import WHY, full_disk
 
 
 @pytest.mark.parametrize(
@@ -50,3 +53,16 @@ def test_wrong_option_ends_with_2_and_one_sentence(
     monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
     assert main(arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_start_on_a_full_disk_is_said_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
+    try:
+        with full_disk():
+            assert main(["start"]) == 1
+        said = f"{tmp_path} cannot be written: {WHY}. Free the disk, or set SLUICE_HOME.\n"
+        assert capsys.readouterr().err == said
+    finally:
+        shutil.rmtree(Home(tmp_path).ray_folder, ignore_errors=True)
