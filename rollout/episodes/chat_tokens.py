@@ -358,12 +358,13 @@ def control_tokens(tokenizer: Any, ends: Collection[int] = ()) -> dict[int, str]
     """Return id and name of each control token. The token for unknown text is not one.
 
     ends: tokens that end a turn of the model. An added token among them is a control token, even if its tokenizer does
-    not say so: rewards would read its name, and the template would end the turn a second time.
+    not say so: rewards would read its name, and the template would end the turn a second time. A tag such as
+    `</tool_call>` stays text, which is read.
     """
     ids = getattr(tokenizer, "all_special_ids", ())
     control = dict(zip(ids, getattr(tokenizer, "all_special_tokens", ()), strict=True))
     for token, added in getattr(tokenizer, "added_tokens_decoder", {}).items():
-        if added.special or token in ends:
+        if added.special or (token in ends and not added.content.startswith("</")):
             control[token] = added.content
     unknown = getattr(tokenizer, "unk_token_id", None)
     others = [getattr(tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad", "sep", "cls", "mask")]
@@ -375,8 +376,7 @@ def control_tokens(tokenizer: Any, ends: Collection[int] = ()) -> dict[int, str]
 def control_tokens_but_tags(tokenizer: Any, ends: Collection[int] = ()) -> frozenset[int]:
     """Return the control tokens without pairs such as `<think>` and `</think>`, which are part of a response's text."""
     control = control_tokens(tokenizer, ends)
-    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    names = {*control.values(), *(each.content for each in added)}
+    names = set(control.values())
     others = {getattr(tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad")}  # may be <s> and </s>
 
     def is_tag(token: int) -> bool:

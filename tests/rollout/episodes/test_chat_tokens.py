@@ -11,7 +11,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from protocol.errors import NeighbourError, SettingsError
 from rollout.environments.base import Observation
-from rollout.episodes.chat_tokens import ChatTokens, control_tokens_but_tags
+from rollout.episodes.chat_tokens import ChatTokens, control_tokens, control_tokens_but_tags
 from tests.fakes.tool_models import FAMILIES as TOOL_FAMILIES
 
 TEXT = "the quick brown fox says hello to a lazy dog and then some more words of it"
@@ -299,11 +299,11 @@ def test_end_of_a_turn_that_its_tokenizer_takes_for_text_is_a_control_token() ->
     assert end in control_tokens_but_tags(tokenizer, {end})
 
 
-def test_end_of_a_turn_that_closes_a_pair_of_tags_stays_in_the_text() -> None:
+def test_end_of_a_turn_that_closes_a_pair_of_tags_stays_text() -> None:
     tokenizer = byte_level()
     tokenizer.add_tokens([AddedToken("</answer>", special=False, normalized=False)])
     end = tokenizer.convert_tokens_to_ids("</answer>")
-    assert end not in control_tokens_but_tags(tokenizer, {end})
+    assert end not in control_tokens(tokenizer, {end})
 
 
 @pytest.mark.parametrize("prompt", ["hello", "<|im_start|>hello"])
