@@ -28,6 +28,7 @@ from learner.data.sft_forms import (
 )
 from learner.data.sft_segments import Place, Segment, segments_of
 from protocol.errors import SettingsError
+from protocol.node.small_model_files import read_end_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,12 +53,12 @@ def load_rows(path: Path, model_dir: Path, *, trust_remote_code: bool = False) -
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
-    limits = _limits(model_dir)
+    limits, ends = _limits(model_dir), read_end_tokens(model_dir)
     demonstrations = read_demonstrations(path)
     rows: list[SftRow | Sequence[Segment]] = []
     for number, _, content in demonstrations:
         with _naming(path, number):
-            rows.append(_encoded(content) if isinstance(content, Tokens) else segments_of(content, tokenizer))
+            rows.append(_encoded(content) if isinstance(content, Tokens) else segments_of(content, tokenizer, ends))
     ids = _encode([row for row in rows if not isinstance(row, SftRow)], tokenizer)
     joined = []
     for (number, *_), row in zip(demonstrations, rows, strict=True):
@@ -83,7 +84,7 @@ class RowEncoder:
 
         self._form = form
         self._tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
-        self._limits = _limits(model_dir)
+        self._limits, self._ends = _limits(model_dir), read_end_tokens(model_dir)
 
     def form_of(self, columns: dict[str, Any]) -> str:
         """Return a row's form, in words. Raises: BadRowError."""
@@ -133,7 +134,8 @@ class RowEncoder:
         end = self._tokenizer.eos_token_id
         if end is None:
             return row
-        controls = [end, *(token for token, each in self._tokenizer.added_tokens_decoder.items() if each.special)]
+        added = self._tokenizer.added_tokens_decoder.items()
+        controls = [end, *(token for token, each in added if each.special or token in self._ends)]
         tokens = row.tokens[:-1] if row.tokens[-1] == end else row.tokens
         ends = np.flatnonzero(np.isin(tokens, controls) & (row.weights[: len(tokens)] > 0.0))
         if len(ends) and not self._tokenizer.decode(tokens[ends[-1] + 1 :]).strip():
@@ -146,7 +148,7 @@ class RowEncoder:
         if isinstance(content, Tokens):
             row = _encoded(content)
         else:
-            parts = segments_of(content, self._tokenizer)
+            parts = segments_of(content, self._tokenizer, self._ends)
             row = _join(parts, next(_encode([parts], self._tokenizer)))
         row = _checked(row, *self._limits)
         if len(others := row.weights[(row.weights != 0.0) & (row.weights != 1.0)]):

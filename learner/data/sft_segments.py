@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,11 +35,14 @@ class Segment(NamedTuple):
     place: Place = Place.BEHIND
 
 
-def segments_of(content: Segments | Chat | Completion, tokenizer: "PreTrainedTokenizerBase") -> list[Segment]:
+def segments_of(
+    content: Segments | Chat | Completion, tokenizer: "PreTrainedTokenizerBase", ends: Collection[int] = ()
+) -> list[Segment]:
+    """Return a row's segments. ends: tokens that end a turn of the model, besides special ones."""
     if isinstance(content, Chat):
-        return _chat_segments(content, tokenizer)
+        return _chat_segments(content, tokenizer, ends)
     if isinstance(content, Completion):
-        return _completion_segments(content, tokenizer)
+        return _completion_segments(content, tokenizer, ends)
     (text, weight), *others = content.parts or [("", 0.0)]
     return [Segment(text, weight, _start_of(text, tokenizer)), *(Segment(*part) for part in others)]
 
@@ -49,7 +53,9 @@ def _start_of(text: str, tokenizer: "PreTrainedTokenizerBase") -> Place:
     return Place.RENDERED if bos and text.startswith(bos) else Place.START
 
 
-def _completion_segments(content: Completion, tokenizer: "PreTrainedTokenizerBase") -> list[Segment]:
+def _completion_segments(
+    content: Completion, tokenizer: "PreTrainedTokenizerBase", ends: Collection[int]
+) -> list[Segment]:
     prompt, place = content.prompt, Place.RENDERED
     if isinstance(prompt, str):
         place, end = _start_of(prompt, tokenizer), str(tokenizer.eos_token or "")
@@ -58,22 +64,26 @@ def _completion_segments(content: Completion, tokenizer: "PreTrainedTokenizerBas
     else:
         messages, prompt = prompt, _render(prompt, content.tools, tokenizer, add_generation_prompt=True)
         _check_written(messages, content.tools, prompt)
-        last = [] if _ends_turn(content.response, tokenizer) else [Segment(_end_behind(messages, tokenizer), 1.0)]
+        last = (
+            []
+            if _ends_turn(content.response, tokenizer, ends)
+            else [Segment(_end_behind(messages, tokenizer, ends), 1.0)]
+        )
     if not prompt:
         return [Segment(content.response, 1.0, _start_of(content.response, tokenizer)), *last]
     return [Segment(prompt, 0.0, place), Segment(content.response, 1.0), *last]
 
 
-def _end_behind(messages: Messages, tokenizer: "PreTrainedTokenizerBase") -> str:
+def _end_behind(messages: Messages, tokenizer: "PreTrainedTokenizerBase", ends: Collection[int]) -> str:
     """Return what the chat template writes behind an answer, with an end token in any case."""
     end, answer = "", "\ue000"
     with suppress(BadRowError):  # a template may take no answer here
         whole = _render([*messages, {"role": "assistant", "content": answer}], None, tokenizer)
         end = whole.rpartition(answer)[2] if answer in whole else ""
-    return end if _ends_turn(end, tokenizer) else f"{end}{tokenizer.eos_token or ''}"
+    return end if _ends_turn(end, tokenizer, ends) else f"{end}{tokenizer.eos_token or ''}"
 
 
-def _chat_segments(content: Chat, tokenizer: "PreTrainedTokenizerBase") -> list[Segment]:
+def _chat_segments(content: Chat, tokenizer: "PreTrainedTokenizerBase", ends: Collection[int]) -> list[Segment]:
     """Return the rendered conversation, split where messages of the loss begin and end."""
     segments: list[Segment] = []
     done, messages = "", content.messages
@@ -95,7 +105,7 @@ def _chat_segments(content: Chat, tokenizer: "PreTrainedTokenizerBase") -> list[
     if segments:
         num = max(i for i, weight in enumerate(content.weights) if weight) + 1
         _check_written(messages[:num], content.tools, done)
-    if content.weights[-1] and not _ends_turn(done, tokenizer):
+    if content.weights[-1] and not _ends_turn(done, tokenizer, ends):
         segments.append(Segment(str(tokenizer.eos_token or ""), content.weights[-1]))
     return segments
 
@@ -110,9 +120,13 @@ def _first_header(whole: str, tokenizer: "PreTrainedTokenizerBase") -> str:
     return before + header
 
 
-def _ends_turn(text: str, tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Return whether a rendered answer ends with a special token: without one the model would not learn to stop."""
-    names = [tokenizer.eos_token, *(str(each) for each in tokenizer.added_tokens_decoder.values() if each.special)]
+def _ends_turn(text: str, tokenizer: "PreTrainedTokenizerBase", ends: Collection[int]) -> bool:
+    """Return whether a rendered answer ends with a special token or one of `ends`.
+
+    Without one the model would not learn to stop.
+    """
+    added = tokenizer.added_tokens_decoder.items()
+    names = [tokenizer.eos_token, *(str(each) for token, each in added if each.special or token in ends)]
     return text.rstrip().endswith(tuple(str(name) for name in names if name))
 
 

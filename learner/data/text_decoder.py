@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from protocol.node.small_model_files import GENERATION, end_tokens
+from protocol.node.small_model_files import read_end_tokens
 
 _MOST_PENDING = 64  # tokens without a whole character: more are broken bytes, and each would be decoded again
 
@@ -27,8 +27,7 @@ class TextDecoder:
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
             added = self._tokenizer.get_added_tokens_decoder()
-            files = [path.with_name(name) for name in (GENERATION, "config.json")]
-            ends = end_tokens({file.name: file.read_bytes() for file in files if file.is_file()})
+            ends = read_end_tokens(path.parent)
             self._ends = {token for token in ends if token in added and added[token].content[:2] != "</"}
         except Exception as error:  # `tokenizers` raises Exception itself for an invalid file
             self.problem = f"{path} is not a tokenizer ({error}): trajectories are shown as token ids."

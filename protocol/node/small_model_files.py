@@ -62,6 +62,12 @@ def end_tokens(files: SmallFiles) -> set[int]:
     return set()
 
 
+def read_end_tokens(folder: Path) -> set[int]:
+    """Return the end tokens that a model folder names for generation."""
+    files = [folder / name for name in (GENERATION, "config.json")]
+    return end_tokens({file.name: file.read_bytes() for file in files if file.is_file()})
+
+
 def find_small_files(digest: str) -> Path:
     """Return the folder that `write_small_files` wrote on this node. Raises: NeighbourError if it is missing."""
     folder = _folder_of(digest)

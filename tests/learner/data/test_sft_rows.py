@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-from tokenizers import processors
+from tokenizers import AddedToken, processors
 from transformers import AutoTokenizer
 
 from learner.data.prompt_rows import each_row
@@ -53,6 +53,19 @@ def learnt(row: SftRow, model: Path) -> list[tuple[str, float]]:
         else:
             runs.append((text, weight))
     return runs
+
+
+def test_answer_that_the_template_ends_as_generation_config_says_gets_no_second_end(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", tied=True, hidden_size=32, max_positions=40)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([AddedToken("<|eom|>", special=False, normalized=False)])
+    tokenizer.chat_template = TEMPLATE.replace("}}.{%", "}}<|eom|>{%")
+    tokenizer.save_pretrained(folder)
+    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|eom|>")]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    chat = {"messages": [_ASKED, _SAID]}
+    for row in load(tmp_path, folder, chat, {"prompt": [_ASKED], "response": "w"}):
+        assert learnt(row, folder) == [("<u>q<|eom|><a>", 0.0), ("w<|eom|>", 1.0)]
 
 
 def test_segments_count_as_weighted(tmp_path: Path, model: Path) -> None:
