@@ -7,11 +7,11 @@ import operator
 import re
 import shlex
 
-_DECLARED = r"(?:(?:export|readonly|local|declare|typeset)(?:\s+-\w+)*\s+)?"
-_ARRAY = re.compile(
-    rf"^[ \t]*(?:(?:then|do|else)\s+)?{_DECLARED}(\w+)(\+?)=\(((?:[^()]|\$\([^()]*\)|\$\(\([^()]*\)\))*)\)", re.M
-)
-_QUOTED = re.compile(r"""^[ \t]*\w+\+?=(["'])[^"']*\1""", re.M)
+_BEGIN = r"^[ \t]*(?:(?:then|do|else)\s+)?(?:(?:export|readonly|local|declare|typeset)(?:\s+-\w+)*\s+)?"
+_TEXT = r""""(?:[^"\\]|\\.)*"|'[^']*'"""
+_ARRAY = re.compile(rf"{_BEGIN}(\w+)(\+?)=\(((?>{_TEXT}|\$\(\([^()]*\)\)|\$\([^()]*\)|[^()])*)\)", re.M)
+_QUOTED = re.compile(rf"{_BEGIN}\w+\+?=(?:{_TEXT})", re.M)
+_UNREAD_ARRAY = re.compile(rf"{_BEGIN}\w+\+?=\(")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.S)
 _PERHAPS = re.compile(r"(?:&&|\|\||^\s*[^\s()]+\))\s*([A-Za-z_]\w*)\+?=")  # a condition's, or a case's
 _PARTS = re.compile(r""";(?=(?:[^"']|"[^"]*"|'[^']*')*$)""")
@@ -51,9 +51,11 @@ def words_after(script: str, launcher: re.Pattern[str]) -> list[tuple[re.Match[s
 def _assign(line: str, values: dict[str, str], *, is_sure: bool) -> bool:
     """Set the variables that a line sets; return whether it does nothing else. is_sure: it is in no branch."""
     if array := _ARRAY.fullmatch(line.rstrip()):
-        given = [(array[1], array[2], f" {array[3]}", array[3])]
+        said = shlex.join(_words(array[3], values))
+        given = [(array[1], array[2], f" {said}", said)]
     else:
-        words = _split(re.sub(rf"^\s*(?:(?:then|do|else)\s+)?{_DECLARED}", "", line))
+        is_sure = is_sure and not _UNREAD_ARRAY.match(line)
+        words = _split(re.sub(_BEGIN, "", line))
         matches = [_ASSIGNMENT.fullmatch(word) for word in words]
         given = [(match[1], match[2], said, said) for match in matches if match for said in [expand(match[3], values)]]
         if not words or len(given) < len(words):

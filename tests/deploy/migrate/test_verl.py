@@ -233,6 +233,9 @@ def test_configuration_file_gives_the_same_as_its_overrides(tmp_path: Path) -> N
         ("A=(data.train_batch_size=32)\nA+=(\n  trainer.total_epochs=2 # passes\n)", '"${A[@]}"', 32, 2),
         ("declare -a A=(data.train_batch_size=32 trainer.total_epochs=2)", "${A[*]}", 32, 2),
         ('A="data.train_batch_size=32"\nA+=" trainer.total_epochs=2"', "$A", 32, 2),
+        ('A=(trainer.total_epochs=2)\nN=32\nA=("${A[@]}" data.train_batch_size=$N)\nN=64', '"${A[@]}"', 32, 2),
+        ('A=(\n  data.train_batch_size=32 data.seed="(7)"\n  trainer.total_epochs=2)', '"${A[@]}"', 32, 2),
+        ("export A=\"\n  data.train_batch_size=32 data.seed='7'\n  trainer.total_epochs=2\"", "$A", 32, 2),
         ("N=32; export E=2 M=1", "data.train_batch_size=$N trainer.total_epochs=$E", 32, 2),
         ("N=32\nif true; then X=1; fi\nE=2", "data.train_batch_size=$N trainer.total_epochs=$E", 32, 2),
         ("", "data.train_batch_size='${oc.env:GONE,32}' trainer.total_epochs=2", 32, 2),
@@ -254,6 +257,7 @@ def test_variables_of_a_script_have_the_values_that_a_shell_gives_them(
         "N=32\n[ $BIG ] && N=64",
         "N=32\ncase $BIG in\n  yes) N=64 ;;\nesac",
         "N=32\nif [ $BIG ]; then N+=0; fi",
+        "N=(32 $(echo $(date)))",
     ],
 )
 def test_a_value_that_a_condition_may_change_is_named(tmp_path: Path, script: str) -> None:
