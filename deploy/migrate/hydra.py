@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +63,18 @@ def overrides_in(words: Sequence[str], folder: Path, module: str) -> tuple[dict[
     return resolve_names(values), lost
 
 
-def configuration_in(tree: Any, folder: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the values of a configuration and of its list of defaults, and the entries of the list without a file."""
+def configuration_in(
+    tree: dict[str, Any], folder: Path, above: tuple[Path, ...] = ()
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the values of a configuration and of its list of defaults, and the entries of the list without a file.
+
+    above: files whose lists lead here.
+    """
     values: dict[str, str] = {}
     lost: dict[str, str] = {}
-    listed = tree.pop("defaults", None) or [] if isinstance(tree, dict) else []
-    for entry in listed if "_self_" in listed else [*listed, "_self_"]:
-        group, option = next(iter(entry.items())) if isinstance(entry, dict) else ("", str(entry))
-        if entry == "_self_":
+    listed = tree.pop("defaults", None) or []
+    for group, option in _entries(listed if "_self_" in listed else [*listed, "_self_"]):
+        if option == "_self_":
             values |= flat_names(tree)
         elif option in _BUILT_IN:
             values |= _BUILT_IN[option]
@@ -79,25 +83,37 @@ def configuration_in(tree: Any, folder: Path) -> tuple[dict[str, str], dict[str,
             file = folder / group / f"{option}.yaml"
             if _OWN_PART.fullmatch(option.partition("@")[0]) and (group or not file.is_file()):
                 continue
-            if not file.is_file():
+            if not file.is_file() or file in above:
                 lost[f"defaults: {group or option}"] = "The file is not beside the configuration: give its values in it"
                 continue
-            below, not_found = configuration_in(tree_in(file), folder)
+            below, not_found = configuration_in(tree_in(file), folder, (*above, file))
             is_global = "@package _global_" in file.read_text(encoding="utf-8")
-            above = "" if is_global else package or group.replace("/", ".")
-            values |= {_without_section(f"{above}.{name}" if above else name): value for name, value in below.items()}
+            section = "" if is_global else package or group.replace("/", ".")
+            values |= {_without_section(f"{section}.{name}".strip(".")): value for name, value in below.items()}
             lost |= not_found
     return values, lost
 
 
-def tree_in(path: Path) -> Any:
-    """Return what a YAML or JSON file holds.
+def _entries(listed: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """Yield group and option of each entry of a list of defaults. An entry may have several options, or none."""
+    for entry in listed:
+        for group, options in entry.items() if isinstance(entry, dict) else [("", entry)]:
+            for option in options if isinstance(options, list) else [options]:
+                if option is not None:
+                    yield str(group), str(option)
+
+
+def tree_in(path: Path) -> dict[str, Any]:
+    """Return what a YAML or JSON file holds; an empty file holds nothing.
 
     Raises: SettingsError for other text.
     """
     text = path.read_text(encoding="utf-8")
     try:
-        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        tree = (json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)) or {}
+        if not isinstance(tree, dict):
+            raise ValueError("it does not name its values")
+        return tree
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise SettingsError(f"migrate: {path} cannot be read: {reason}. Give one document of YAML or JSON.") from None

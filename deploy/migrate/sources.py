@@ -155,11 +155,10 @@ def _flat_values(values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _of_values(path: Path, values: Any, trainer: str | None) -> Command:
-    if isinstance(values, Mapping) and trainer:
+def _of_values(path: Path, values: dict[str, Any], trainer: str | None) -> Command:
+    if trainer:
         return Command(path.name, TRL[trainer], list(_flat_values(values).items()))
-    is_of_rows = isinstance(values, Mapping) and {"data", "trainer", "model"} <= set(values)
-    if isinstance(values, Mapping) and ("actor_rollout_ref" in values or is_of_rows):
+    if "actor_rollout_ref" in values or {"data", "trainer", "model"} <= set(values):
         given, lost = configuration_in(values, path.parent)
         found = resolve_names(given)
         form = _form_of_rl(found) if "actor_rollout_ref" in values else _VERL_ROWS

@@ -307,6 +307,17 @@ def test_configuration_file_brings_its_list_of_defaults(tmp_path: Path) -> None:
     assert (status, "defaults: gone: The file is not beside the configuration" in text) == (1, True)
 
 
+def test_list_of_defaults_may_have_several_files_none_an_empty_one_and_itself(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "empty.yaml").write_text("# none\n", encoding="utf-8")
+    (tmp_path / "data" / "large.yaml").write_text("train_batch_size: 32\n", encoding="utf-8")
+    mine = {"defaults": [{"data": ["empty", "large"]}, {"trainer": None}, "again"], "actor_rollout_ref": {}}
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump({"defaults": ["again"]}), encoding="utf-8")
+    _, text = _migrate(tmp_path, yaml.safe_dump(mine), "mine.yaml")
+    assert load_settings(tmp_path / "new.yaml", []).learner.groups_per_step == 32
+    assert "defaults: again: The file is not beside the configuration" in text
+
+
 def test_server_over_several_nodes_becomes_one_of_a_node(tmp_path: Path) -> None:
     wide = VERL.replace("tensor_model_parallel_size=2", "tensor_model_parallel_size=16").replace("nnodes=1", "nnodes=4")
     status, text = _migrate(
