@@ -55,9 +55,11 @@ def small_files_digest(files: SmallFiles) -> str:
 
 
 def end_tokens(files: SmallFiles) -> set[int]:
-    """Return the end tokens that a model folder's files name for generation."""
+    """Return the end tokens that a model folder's files name for generation, of config.json also those of its text."""
     with suppress(ValueError, AttributeError):
-        given = json.loads(files.get(GENERATION, files.get("config.json", b""))).get("eos_token_id")
+        names = json.loads(files.get(GENERATION, files.get("config.json", b"")))
+        given = names.get("eos_token_id")
+        given = names.get("text_config", {}).get("eos_token_id") if given is None else given
         return {given} if isinstance(given, int) else set(given or ())
     return set()
 

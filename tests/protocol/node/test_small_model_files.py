@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import OperatorError
 from protocol.node import small_model_files
-from protocol.node.small_model_files import read_small_files, small_files_digest, write_small_files
+from protocol.node.small_model_files import read_end_tokens, read_small_files, small_files_digest, write_small_files
 
 SMALL = {"config.json", "tokenizer.json", "chat_template.jinja", "tokenizer.model", "vocab.bpe",
          "additional_chat_templates/tool_use.jinja"}  # fmt: skip
@@ -73,3 +73,19 @@ def test_name_that_leaves_the_folder_is_refused(model: Path) -> None:
     for name in ("../config.json", "additional_chat_templates/../config.json", "/config.json"):
         with pytest.raises(ValueError, match="is not a plain file name"):
             write_small_files({name: b"{}"})
+
+
+@pytest.mark.parametrize(
+    ("files", "ends"),
+    [
+        ({"config.json": '{"text_config": {"eos_token_id": [1, 6]}}'}, {1, 6}),
+        ({"config.json": '{"eos_token_id": 2, "text_config": {"eos_token_id": [1, 6]}}'}, {2}),
+        ({"config.json": '{"text_config": {"eos_token_id": 1}}', "generation_config.json": "{}"}, set()),
+        ({"config.json": "{}"}, set()),
+        ({}, set()),
+    ],
+)
+def test_end_tokens_are_those_that_vllm_takes(tmp_path: Path, files: dict[str, str], ends: set[int]) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    assert read_end_tokens(tmp_path) == ends
