@@ -165,7 +165,7 @@ def _write_algorithm(draft: Draft) -> None:
 
 def _write_filter(draft: Draft) -> None:
     metric, most = draft.text("algorithm.filter_groups.metric", "reward"), "algorithm.filter_groups.max_num_gen_batches"
-    step = draft.settings["learner.groups_per_step"][0]
+    step = max(1, draft.settings["learner.groups_per_step"][0])
     batches, size = draft.number(most, 0), draft.number("data.gen_batch_size", step) or step
     if draft.is_on("algorithm.filter_groups.enable"):
         why = f"of {size:g} prompts there, in steps here" if size != step else ""
@@ -290,7 +290,7 @@ def _write_length(draft: Draft, epochs: int) -> None:
             draft.always[draft.label("trainer.total_training_steps")] = f"{whole} decides the length there"
         passes, steps = min(passes, draft.number("rollout.total_epochs", passes)), draft.number(whole, 0)
         why = f"{steps:g} prompts there, and at most {passes:g} passes over data.train"
-        steps = math.ceil(steps / draft.settings["learner.groups_per_step"][0])
+        steps = math.ceil(steps / max(1, draft.settings["learner.groups_per_step"][0]))
         draft.put(*("run.max_steps", steps) if steps else ("run.max_epochs", passes), whole, why=why if steps else "")
     elif steps:
         why = f"and at most {passes:g} passes over data.train there"

@@ -155,6 +155,14 @@ def test_limit_of_verls_filter_counts_its_own_batches(tmp_path: Path) -> None:
     assert (settings.filter.dynamic_sampling, settings.filter.max_replaced) == (True, 29)  # 10 x 192 = 30 x 64 prompts
 
 
+@pytest.mark.parametrize("words", ["algorithm.filter_groups.enable=True", "async_training.require_batches=1"])
+def test_a_step_of_0_prompts_is_still_wrong_and_no_error_of_python(tmp_path: Path, words: str) -> None:
+    sizes = "data.train_batch_size=0 actor_rollout_ref.actor.ppo_mini_batch_size=0"
+    more = f"$more {sizes} algorithm.filter_groups.max_num_gen_batches=2 rollout.total_rollout_steps=9 {words}"
+    status, text = _migrate(tmp_path, VERL.replace("$more", more))
+    assert (status, "Still wrong:\n#   settings: learner.groups_per_step" in text) == (1, True)
+
+
 def test_an_adapter_of_rank_0_is_none(tmp_path: Path) -> None:
     adapter = [
         f"actor_rollout_ref.model.{each}" for each in ("lora_rank=0", "lora_alpha=0", "target_modules=all-linear")
