@@ -16,6 +16,8 @@ _FULLY_ASYNC = _OWN_GPUS | {
     "async_training.trigger_parameter_sync_step": "4",
     "async_training.require_batches": "1",
     "rollout.total_rollout_steps": "100",
+    "rollout.total_epochs": "10",
+    "rollout.test_freq": "1",
 }
 _ONE_STEP_OFF = _OWN_GPUS | {"hybrid_engine": "False", "algorithm.rollout_correction.bypass_mode": "True"}
 _BUILT_IN: dict[str, dict[str, str]] = {  # verl's configurations, with what differs from verl.table

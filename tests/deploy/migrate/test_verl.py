@@ -155,6 +155,18 @@ def test_limit_of_verls_filter_counts_its_own_batches(tmp_path: Path) -> None:
     assert (settings.filter.dynamic_sampling, settings.filter.max_replaced) == (True, 29)  # 10 x 192 = 30 x 64 prompts
 
 
+@pytest.mark.parametrize(
+    ("words", "every", "passes"), [("", 1, 10), ("rollout.test_freq=7 rollout.total_epochs=20", 7, 20)]
+)
+def test_fully_asynchronous_trainer_evaluates_and_passes_over_its_data_by_its_own_configuration(
+    tmp_path: Path, words: str, every: int, passes: int
+) -> None:
+    script = VERL.replace("verl.trainer.main_ppo", FULLY_ASYNC).replace("trainer.total_epochs=3", "")
+    _, text = _migrate(tmp_path, script.replace("$more", f"$more data.val_files=held_out.parquet {words}"))
+    assert yaml.safe_load(text)["eval"]["every_steps"] == every
+    assert f"at most {passes} passes over data.train" in text
+
+
 @pytest.mark.parametrize("words", ["algorithm.filter_groups.enable=True", "async_training.require_batches=1"])
 def test_a_step_of_0_prompts_is_still_wrong_and_no_error_of_python(tmp_path: Path, words: str) -> None:
     sizes = "data.train_batch_size=0 actor_rollout_ref.actor.ppo_mini_batch_size=0"
