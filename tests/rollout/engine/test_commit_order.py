@@ -40,7 +40,8 @@ class Vllm:
         self.engine_core = SimpleNamespace(pause_scheduler_async=self._pause, resources=resources)
         scheduler = SimpleNamespace(scheduler_cls="", max_num_seqs=8)
         cache = SimpleNamespace(num_gpu_blocks=None, block_size=16, enable_prefix_caching=True)
-        self.vllm_config = SimpleNamespace(scheduler_config=scheduler, cache_config=cache)
+        model = SimpleNamespace(try_get_generation_config=dict)
+        self.vllm_config = SimpleNamespace(scheduler_config=scheduler, cache_config=cache, model_config=model)
 
     def get_tokenizer(self) -> Any:
         return None
