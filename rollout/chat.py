@@ -86,8 +86,9 @@ class Chat:
             raise OperatorError("The model has no chat template: leave out --tool and --system.")
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._messages: Messages = [*self._system]
-        self._texts = ChatTokens(self._tokenizer, template_kwargs)
-        self._reader = choose_reader("auto", self._tokenizer, template_kwargs) if tools else None
+        ends = speaker.end_tokens
+        self._texts = ChatTokens(self._tokenizer, template_kwargs, ends)
+        self._reader = choose_reader("auto", self._tokenizer, template_kwargs, ends) if tools else None
         self._toolbox = SharedTools(tools)
         self._runner = runner
 

@@ -126,7 +126,7 @@ class RolloutServer:
         node = self._find_node()
         async with self._changing:
             engine = self._running_engine()
-            services = Services(spec, node, engine.tokenizer)
+            services = Services(spec, node, engine.tokenizer, engine.end_tokens)
             try:
                 await services.check()
             except BaseException:

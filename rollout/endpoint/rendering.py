@@ -41,7 +41,7 @@ class Rendering:
         self._tokenizer = own = copy.deepcopy(tokenizer)
         self._calls = None
         with suppress(SettingsError):  # agents without tools run with any model
-            self._calls = choose_reader(call_format, own, template_kwargs)
+            self._calls = choose_reader(call_format, own, template_kwargs, ends)
         self._template_kwargs = dict(template_kwargs)
         self._ends = ends
         self._chat = ChatTokens(own, self._template_kwargs, ends)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.one_line import one_line
-from rollout.engine.start import vllm_environment
+from rollout.engine.start import ends_of, vllm_environment
 
 
 class Speaker:
@@ -51,6 +51,7 @@ class Speaker:
             self._engine = LLMEngine.from_engine_args(args)
         except (TypeError, ValueError, RuntimeError) as error:
             raise OperatorError(f"vLLM cannot serve {options.model}: {one_line(error, 2000)}") from error
+        self.end_tokens = ends_of(self._engine)
         self._numbers = itertools.count()
 
     def write(self, prompt: Sequence[int], *, keep_control_tokens: bool) -> tuple[str, Literal["stop", "length"]]:

@@ -3,7 +3,7 @@
 It carries texts. The player adds tokens, masks and limits.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -90,6 +90,7 @@ class Resources:
     tokenizer: Any = None  # the model's Hugging Face tokenizer; None: unknown
     render: Callable[[Messages], str] = _no_template  # text of a chat prompt
     search_words: Literal["plain", "search_r1"] = "plain"  # retriever.words
+    end_tokens: Collection[int] = ()  # tokens that end a turn, which the tokenizer may take for text
 
     def tool(self, name: str) -> Callable[..., Awaitable[Any]]:
         """Return a tool to call. A failed call raises NeighbourError; do not catch it: the sample is retried.

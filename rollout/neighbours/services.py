@@ -4,7 +4,7 @@ They are opened and checked at attach, and once by the fleet before anything slo
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,8 @@ class Services(ClosedAtExit):
     Raises: SettingsError for an unknown environment or tool, OperatorError for a service without an address.
     """
 
-    def __init__(self, spec: RunSpec, node: Node, tokenizer: Any = None) -> None:
-        """tokenizer: of the model; None: the model is unknown and not checked."""
+    def __init__(self, spec: RunSpec, node: Node, tokenizer: Any = None, ends: Collection[int] = ()) -> None:
+        """tokenizer: of the model; None: the model is unknown and not checked. ends: tokens that end its turns."""
         self.make_environment = load_environment(spec.rollout.environment, spec.tools)
         if isinstance(self.make_environment, MakeToolUse):
             self.make_environment.template_kwargs = spec.rollout.chat_template_kwargs
@@ -49,7 +49,9 @@ class Services(ClosedAtExit):
         self.tools_digest = ""  # of the MCP servers' tools, once they are listed
         self.rewards = _open_rewards(spec.rewards, node, getattr(self.make_environment, "gives_reward", False))
         # Arguments of environments.
-        self.resources = Resources(spec.rollout.max_turns, self.tools, tokenizer, self._render, spec.retriever.words)
+        self.resources = Resources(
+            spec.rollout.max_turns, self.tools, tokenizer, self._render, spec.retriever.words, ends
+        )
 
     @property
     def is_accepting(self) -> bool:
@@ -74,7 +76,7 @@ class Services(ClosedAtExit):
         environment cannot use.
         """
         if self._tokenizer is not None and isinstance(self.make_environment, MakeToolUse):
-            self.make_environment.check_model(self._tokenizer)
+            self.make_environment.check_model(self._tokenizer, self.resources.end_tokens)
         await self.rewards.check(None if row is None else _score_request_of(row))
         for tool in self.tools.values():
             await tool.check()

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
 from protocol.errors import SettingsError
 from protocol.settings.tools import ToolsSettings
 from protocol.wire.trajectory import Trajectory
+from rollout.environments.base import Turn
 from rollout.neighbours.node import Node
 from rollout.neighbours.services import Services
 from tests.fakes.engines import ScriptedEngine, TokenizingEngine
@@ -152,6 +154,28 @@ async def test_tools_by_settings_alone_are_called_through_the_models_template() 
     assert model.result.format(text="42") in scored.body["query"][0]
     assert scored.body["query"][0].index('"search"') < scored.body["query"][0].index('"calculator"')
     assert trajectory.facts.finish == "answer"
+
+
+async def test_call_before_an_end_that_only_generation_config_names_is_run() -> None:
+    tokenizer = FAMILIES["hermes"].tokenizer()
+    tokenizer.add_tokens([AddedToken("<|eom|>", special=False, normalized=False)])
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}[{{ c.function.name }}("
+        "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v | tojson }}{% endfor %})]{% endfor %}"
+        "{{ '<|eom|>' if m.tool_calls else '<|im_end|>' }}{% endfor %}"
+    )
+    spec = make_spec(environment="tools", **ROOMY)
+    spec = spec.model_copy(update={"tools": ToolsSettings(names=["calculator"])})
+    ends = {tokenizer.convert_tokens_to_ids("<|eom|>")}
+    with scripted_server() as server:
+        server.script("reward", Answer({"rewards": [0.5]}))
+        node = Node(f"{server.address}/reward", None, "secret-token-secret", make_keys())
+        async with Services(spec, node, tokenizer, ends) as services:
+            await services.check()
+            environment = services.make_environment(services.resources)
+            step = await environment.step(Turn('[calculator(expression="6*7")]<|eom|>', "stop"))
+    assert isinstance(step.observation, list)
+    assert step.observation[0]["content"] == "42"
 
 
 async def test_tool_that_there_is_none_of_is_named_before_anything_starts(tmp_path: Path) -> None:

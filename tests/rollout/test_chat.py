@@ -35,6 +35,8 @@ def test_model_answers_each_line_with_what_was_said_before(tmp_path: Path, capsy
 class _Scripted:
     """Writes given turns; keeps the prompts."""
 
+    end_tokens = frozenset[int]()
+
     def __init__(self, turns: Sequence[str]) -> None:
         self.tokenizer: Any = FAMILIES["hermes"].tokenizer()
         self.prompts: list[str] = []

@@ -11,7 +11,7 @@ import logging
 import os.path
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -54,8 +54,11 @@ class Call:
 class CallReader:
     """Reads the calls of one model's turns. Threads take turns."""
 
-    def __init__(self, call_format: str, tokenizer: Any) -> None:
-        """Raises: whatever vLLM's parser raises for a tokenizer without its control tokens."""
+    def __init__(self, call_format: str, tokenizer: Any, ends: Collection[int] = ()) -> None:
+        """ends: as of `choose_reader`.
+
+        Raises: whatever vLLM's parser raises for a tokenizer without its control tokens.
+        """
         self._lock = threading.Lock()
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.tool_parsers import ToolParserManager
@@ -66,7 +69,7 @@ class CallReader:
         self.call_format = call_format
         self._parser = ToolParserManager.get_tool_parser(call_format)(tokenizer)
         self._request = ChatCompletionRequest(messages=[], model="policy")
-        self._ends = _control_names(tokenizer)
+        self._ends = _control_names(tokenizer, ends)
         self._argument_tag: re.Pattern[str] | None = None  # begin or end of an argument; None: arguments are JSON
         self._begins_in_thought = False  # True: the template opens a thought before the policy's turn
         marks = (getattr(self._parser, name, None) for name in ("bot_token", "tool_call_start_token"))
@@ -161,12 +164,15 @@ class CallReader:
         return Call("", {}, f"it is not a complete call in the format {self.call_format}")
 
 
-def choose_reader(wanted: str, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> CallReader:
+def choose_reader(
+    wanted: str, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None, ends: Collection[int] = ()
+) -> CallReader:
     """Return the reader of a model's calls, proved with a call that its chat template wrote.
 
     wanted: tools.call_format: auto, or the name of a vLLM tool parser. A named format is trusted where the template
     writes no calls of earlier turns. template_kwargs: rollout.chat_template_kwargs, which may open a thought before
-    each turn. Raises: SettingsError with the reason and the change to make.
+    each turn. ends: tokens that end a turn of the model, which its tokenizer may take for text.
+    Raises: SettingsError with the reason and the change to make.
     """
     if getattr(tokenizer, "chat_template", None) is None:
         raise SettingsError(
@@ -176,12 +182,12 @@ def choose_reader(wanted: str, tokenizer: Any, template_kwargs: Mapping[str, Any
     written, error = _written_probe(tokenizer)
     begins_in_thought = _begins_in_thought(tokenizer, template_kwargs or {})
     if wanted != "auto":
-        reader = _named_reader(_OLD_NAMES.get(wanted, wanted), tokenizer, written)
+        reader = _named_reader(_OLD_NAMES.get(wanted, wanted), tokenizer, written, ends)
         reader.learn(written or "", begins_in_thought)
         return reader
     for name in _candidates() if written is not None else ():
         try:
-            reader = CallReader(name, tokenizer)
+            reader = CallReader(name, tokenizer, ends)
         except Exception:  # noqa: S112  a parser of another family lacks its control tokens in this vocabulary
             continue
         if _reads(reader, written or ""):
@@ -198,13 +204,13 @@ def choose_reader(wanted: str, tokenizer: Any, template_kwargs: Mapping[str, Any
     )
 
 
-def _named_reader(name: str, tokenizer: Any, written: str | None) -> CallReader:
+def _named_reader(name: str, tokenizer: Any, written: str | None, ends: Collection[int]) -> CallReader:
     if name not in _parser_names():
         raise SettingsError(
             f"settings: tools.call_format = {name}: vLLM has no such tool parser. It has {', '.join(_parser_names())}."
         )
     try:
-        reader = CallReader(name, tokenizer)
+        reader = CallReader(name, tokenizer, ends)
     except Exception as error:
         problem = f"vLLM's parser does not fit policy.model: {describe_error(error)}. Use auto"
         raise SettingsError(f"settings: tools.call_format = {name}: {problem}.") from error
@@ -292,9 +298,9 @@ def _call(name: str, arguments: str) -> Call:
     return Call(name, value)
 
 
-def _control_names(tokenizer: Any) -> set[str]:
-    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    special = {str(token.content) for token in added if token.special}
+def _control_names(tokenizer: Any, ends: Collection[int]) -> set[str]:
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {str(token.content) for index, token in added.items() if token.special or index in ends}
     return special | set(map(str, getattr(tokenizer, "all_special_tokens", ())))
 
 

@@ -4,7 +4,7 @@ The model's chat template describes the tools and carries their results. A call 
 with the mistake, as a result: the policy may try again. A tool that is down fails the sample, and nothing is trained.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -77,13 +77,16 @@ class MakeToolUse:
     _reader: CallReader | None = None  # made with the first tokenizer
 
     def __call__(self, resources: Resources) -> "ToolUse":
-        reader = self.check_model(resources.tokenizer)
+        reader = self.check_model(resources.tokenizer, resources.end_tokens)
         return ToolUse(resources.max_turns, self.make_toolbox(resources), reader, self.settings.max_calls_per_turn)
 
-    def check_model(self, tokenizer: Any) -> CallReader:
-        """Return the reader of the model's calls. Raises: SettingsError for a model whose calls cannot be read."""
+    def check_model(self, tokenizer: Any, ends: Collection[int] = ()) -> CallReader:
+        """Return the reader of the model's calls. ends: as of `choose_reader`.
+
+        Raises: SettingsError for a model whose calls cannot be read.
+        """
         if self._reader is None:
-            self._reader = choose_reader(self.settings.call_format, tokenizer, self.template_kwargs)
+            self._reader = choose_reader(self.settings.call_format, tokenizer, self.template_kwargs, ends)
         return self._reader
 
 

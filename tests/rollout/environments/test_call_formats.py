@@ -208,6 +208,16 @@ def test_call_in_a_models_form_is_read_back(written: str, call_format: str) -> N
     assert call.id == ("call00000" if call_format == "mistral" and "call00000" in written else "")
 
 
+@pytest.mark.parametrize("call", ['[lookup_city(city="Paris")]', f"[{KNOWN}]"])  # Llama 4 and xLAM: no closing tag
+@pytest.mark.parametrize("end_of_the_template", ["<|eot|>", "<|eom|>"])
+def test_call_is_read_before_an_end_that_its_tokenizer_takes_for_text(call: str, end_of_the_template: str) -> None:
+    tokenizer = _writing(call + end_of_the_template)
+    tokenizer.add_tokens([AddedToken("<|eom|>", special=False, normalized=False)])
+    end = tokenizer.convert_tokens_to_ids("<|eom|>")
+    (read,) = choose_reader("auto", tokenizer, ends={end}).read(f"{call}<|eom|>")[1]
+    assert read == Call("lookup_city", {"city": "Paris"})
+
+
 def test_thought_that_the_template_opened_calls_nothing() -> None:
     written = f"<tool_call>\n{KNOWN}\n</tool_call>"
     texts = [f"Hm {written}</think>Four.", f"Hm</think>{written}"]
