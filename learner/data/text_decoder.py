@@ -1,17 +1,24 @@
 """Tokens as text for people: samples.jsonl, evaluations.jsonl and the report."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from protocol.node.small_model_files import read_end_tokens
 
+# Entries of tokenizer_config.json and special_tokens_map.json that name special tokens, in the order of transformers.
+_SPECIAL = [f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
+_OTHERS = ("additional_special_tokens", "extra_special_tokens")
 _MOST_PENDING = 64  # tokens without a whole character: more are broken bytes, and each would be decoded again
 
 
 class TextDecoder:
-    """Decodes with the tokenizer.json of a model folder; without one, texts are token ids.
+    """Decodes with the tokenizer.json of a model folder and the tokens that its small files add, as transformers does.
+
+    Without a tokenizer.json, texts are token ids.
 
     problem: why there is no tokenizer, or None.
     """
@@ -25,10 +32,12 @@ class TextDecoder:
             self.problem = f"{path or 'tokenizer.json'} is not there: trajectories are shown as token ids."
             return
         try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-            added = self._tokenizer.get_added_tokens_decoder()
+            tokenizer = Tokenizer.from_file(str(path))
+            tokenizer.add_tokens(_missing_tokens(tokenizer, path.parent))
+            added = tokenizer.get_added_tokens_decoder()
             ends = read_end_tokens(path.parent)
             self._ends = {token for token in ends if token in added and added[token].content[:2] != "</"}
+            self._tokenizer = tokenizer
         except Exception as error:  # `tokenizers` raises Exception itself for an invalid file
             self.problem = f"{path} is not a tokenizer ({error}): trajectories are shown as token ids."
 
@@ -71,3 +80,30 @@ class TextDecoder:
         if self._tokenizer is None:
             return "".join(f"{token} " for token in tokens)
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+
+def _missing_tokens(tokenizer: Tokenizer, folder: Path) -> list[AddedToken]:
+    """Return the tokens that transformers adds to a tokenizer.json when it loads its folder, in their ids' order."""
+    names, given = _read(folder / "tokenizer_config.json"), {}
+    if "added_tokens_decoder" in names:
+        given = {int(token): AddedToken(**fields) for token, fields in names["added_tokens_decoder"].items()}
+    else:  # a folder of an older transformers
+        names |= _read(folder / "special_tokens_map.json")
+    values = [names.get(entry) for entry in _SPECIAL]
+    for entry in _OTHERS:
+        others = names.get(entry) or []
+        values += others.values() if isinstance(others, dict) else others
+    special = [str(value["content"] if isinstance(value, dict) else value) for value in values if value is not None]
+    if "added_tokens_decoder" not in names:
+        for name, token in _read(folder / "added_tokens.json").items():
+            given[token] = AddedToken(name, special=name in special, normalized=name not in special)
+    known = {added.content for added in tokenizer.get_added_tokens_decoder().values()}
+    # A special token may be in the vocabulary without being an added one.
+    added = {given[token].content: given[token] for token in sorted(given)}
+    added = {name: added.get(name, AddedToken(name, special=True)) for name in (*added, *special)}
+    return [token for name, token in added.items() if name not in known]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return a small JSON file; empty if it is missing."""
+    return dict(json.loads(path.read_bytes())) if path.is_file() else {}

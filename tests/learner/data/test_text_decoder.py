@@ -3,9 +3,11 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken
+from transformers import AutoTokenizer
 
 from learner.data.text_decoder import TextDecoder
 from tests.learner.report.recorded_run import save_tokenizer
@@ -48,3 +50,45 @@ def test_broken_bytes_cost_no_more_than_text_and_text_between_them_is_whole(tmp_
     assert shown[:5] == ["a", "", "é", " ", "b"]
     assert "".join(shown[-4:]) == "é b"
     assert "".join(shown).count("\ufffd") == 20_000
+
+
+_ADDED = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "tokenizer_config.json": {
+                "eos_token": "<|end|>",
+                "pad_token": "<|pad|>",
+                "added_tokens_decoder": {
+                    "LAST": {"content": "<call>", "special": False, **_ADDED},
+                    "NEXT": {"content": "<|end|>", "special": True, **_ADDED},
+                },
+            }
+        },
+        {
+            "tokenizer_config.json": {},
+            "added_tokens.json": {"<call>": "LAST", "<|end|>": "NEXT"},
+            "special_tokens_map.json": {"eos_token": {"content": "<|end|>", **_ADDED}, "pad_token": "<|pad|>"},
+        },
+        {
+            "tokenizer_config.json": {"eos_token": "<|end|>", "additional_special_tokens": ["<|pad|>", "<call>"]},
+        },
+    ],
+    ids=["today", "older", "names alone"],
+)
+def test_tokens_that_only_the_small_files_add_are_text_as_in_transformers(tmp_path: Path, files: Any) -> None:
+    size = save_tokenizer(tmp_path).get_vocab_size()
+    for name, content in files.items():
+        if name == "tokenizer_config.json":
+            content = {"tokenizer_class": "PreTrainedTokenizerFast", **content}
+        text = json.dumps(content).replace('"LAST": {', f'"{size + 1}": {{').replace('"NEXT": {', f'"{size}": {{')
+        (tmp_path / name).write_text(text.replace('"LAST"', str(size + 1)).replace('"NEXT"', str(size)))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    tokens = theirs.encode("a<call>é<|pad|>b<|end|>", add_special_tokens=False)
+    decoder = TextDecoder(tmp_path)
+    assert len(tokens) == 7
+    assert decoder.texts(tokens, [len(tokens)]) == [theirs.decode(tokens)] == ["a<call>é<|pad|>b<|end|>"]
+    assert decoder.answer(tokens, 1) == theirs.decode(tokens[1:-1])
