@@ -107,7 +107,10 @@ def _saved_tokens(prompt: int) -> int:
 
 def _cut(answers: Sequence[int], capacity: int, num_parts: int) -> list[list[int]]:
     """Return places of answers in about num_parts parts or more, none of more tokens than the capacity."""
-    return _first_fit_decreasing(answers, max(1, min(capacity, -(-sum(answers) // num_parts))))
+    limit = max(1, min(capacity, -(-sum(answers) // num_parts)))
+    if sum(answers) <= limit:
+        return [_decreasing(answers)]
+    return _first_fit_decreasing(answers, limit)
 
 
 def _plan_units(units: Sequence[_Unit], num_ranks: int, micro_batch_tokens: int) -> tuple[list[list[list[int]]], float]:
@@ -125,7 +128,7 @@ def _first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[in
     num_leaves = 1 << max(0, num_bins - 1).bit_length()
     # A binary tree: room[1] is the root, the last half has the bins in order, and a node has the larger of its two.
     room = [capacity] * (2 * num_leaves)
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+    for index in _decreasing(lengths):
         length = min(lengths[index], capacity)  # a longer trajectory fills an empty bin
         node = 1
         while node < num_leaves:
@@ -140,6 +143,11 @@ def _first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[in
                 break  # the nodes above have not changed either
             room[node] = largest
     return [indices for indices in bins if indices]
+
+
+def _decreasing(lengths: Sequence[int]) -> list[int]:
+    """Return the places of lengths, the longest first."""
+    return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
 
 
 def _split_until_divisible(bins: list[list[int]], costs: Sequence[float], num_ranks: int) -> None:

@@ -222,6 +222,10 @@ class Group:
         self.holders.clear()
         self.trajectories.clear()
 
+    def in_order(self) -> list[Trajectory]:
+        """Return the finished samples by their index."""
+        return [self.trajectories[index] for index in sorted(self.trajectories)]
+
     def equal_rewards(self) -> bool:
         rewards = [t.facts.reward for t in self.trajectories.values()]
         return max(rewards) - min(rewards) < 1e-8

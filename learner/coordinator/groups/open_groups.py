@@ -236,11 +236,9 @@ class OpenGroups:
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def assign(self, names: Sequence[str], step: int) -> list[Group]:
-        """Give these groups to a step; returns them."""
-        groups = [self.training[name] for name in names]
+    def assign(self, groups: Sequence[Group], step: int) -> None:
+        """Give these groups to a step."""
         self._set_state(groups, GroupState.ASSIGNED, step)
-        return groups
 
     def count_step(self, groups: Sequence[Group]) -> None:
         """Set `step_counts` for a step that has all its groups."""

@@ -10,10 +10,11 @@ from itertools import chain
 from msgspec import UNSET, structs
 
 from learner.coordinator.accounts import Accounts
+from learner.coordinator.groups.group import Group
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.servers import Servers
 from learner.coordinator.steps.record import StepLines
-from learner.coordinator.steps.step_batch import StepBatch, build_step, join
+from learner.coordinator.steps.step_batch import DataMetrics, StepBatch, build_step, join
 from learner.data.window import StalenessWindow
 from learner.live.alarms import HealthWatch
 from protocol.errors import FrameError
@@ -203,8 +204,10 @@ class CurrentStep:
 
     def _begin(self, names: Sequence[str], num_taken: int, *, in_parts: bool) -> Iterator[int]:
         """Assign groups to the next step, plan their part of it, and encode their facts."""
-        groups, per_step = self._groups.assign(names, self.step + 1), self._window.groups_per_step
-        yield sum(group.num_samples for group in groups)
+        groups, per_step = [self._groups.training[name] for name in names], self._window.groups_per_step
+        for some in _pieces(groups):
+            self._groups.assign(some, self.step + 1)
+            yield sum(group.num_samples for group in some)
         learner, are_whole = self._settings.learner, self._settings.is_of_rows
         is_last = num_taken + len(groups) == per_step
         may_be_empty = in_parts and not (is_last and all(part.is_empty for part in self.parts))
@@ -216,7 +219,7 @@ class CurrentStep:
         yield min(len(batch.trajectories), len(batch.encoded_facts))
         self.parts.append(batch)
         if self.is_whole:
-            self._groups.count_step(join(self.parts).groups)
+            self._groups.count_step([group for part in self.parts for group in part.groups])
             self.leasable_versions = range(self.policy_version, self.policy_version + 2)
         self._detail, self._awaited = f"step {batch.step} is training", None
 
@@ -251,15 +254,18 @@ class CurrentStep:
         if not self.is_whole or self.parts[0].step != message.step:
             self._mailbox.confirm(peer, message.request)
             return
-        self._work, self.is_ending = self._end(peer, message, servers), True
-        self.go_on()
+        self._work, self.is_ending = self._end(peer, message, servers), True  # the next `advance` does it
 
     def _end(self, peer: str, message: m.StepEnd, servers: Servers) -> Iterator[int]:
         batch, num_parts = join(self.parts), len(self.parts)
         failpoint("step_book.before_account")
         yield from self._account(batch, message)
         failpoint("step_book.after_account")
-        metrics = {"data/num_parts": num_parts} | self._metrics(batch, message) | servers.take_outside_share()
+        data = DataMetrics()
+        for some in _pieces(batch.groups):
+            data.add([trajectory for group in some for trajectory in group.in_order()], some)
+            yield sum(group.num_samples for group in some)
+        metrics = {"data/num_parts": num_parts} | self._metrics(batch, data, message) | servers.take_outside_share()
         self._health.take({"step": message.step, **metrics})
         metrics["health/alarms"] = len(self._health.active)
         yield len(batch.trajectories)
@@ -273,17 +279,15 @@ class CurrentStep:
     def _account(self, batch: StepBatch, message: m.StepEnd) -> Iterator[int]:
         """Record a step's groups as trained, or as skipped when the step was not applied; free their slots."""
         if message.is_applied:
-            num_at_once = max(1, _MOST_AT_ONCE // batch.groups[0].num_samples)
-            for first in range(0, len(batch.groups), num_at_once):
-                some = batch.groups[first : first + num_at_once]
+            for some in _pieces(batch.groups):
                 self._groups.train(some, batch.step, batch.policy_version)
                 yield sum(group.num_samples for group in some)
         else:
             self._groups.skip_step(batch.groups, batch.step, message.detail)
         self._ledger.set_meta("policy_version", str(message.policy_version))
 
-    def _metrics(self, batch: StepBatch, message: m.StepEnd) -> dict[str, float]:
-        of_batch = batch.metrics(self._settings.rewards.combine)
+    def _metrics(self, batch: StepBatch, data: DataMetrics, message: m.StepEnd) -> dict[str, float]:
+        of_batch = data.of_step(batch.policy_version, self._settings.rewards.combine)
         if self._settings.is_of_rows:  # nothing was generated or scored
             of_batch = {name: each for name, each in of_batch.items() if name.startswith(("data/", "length/mean"))}
         if message.is_applied:
@@ -298,3 +302,9 @@ class CurrentStep:
             "data/retried": self._counts["retried"],
             "data/failed": sum(count for name, count in self._counts.items() if name.startswith("failed:")),
         }
+
+
+def _pieces(groups: Sequence[Group]) -> Iterator[Sequence[Group]]:
+    """Cut the groups of a step into pieces of as many samples as one turn of the loop takes."""
+    num_at_once = max(1, _MOST_AT_ONCE // groups[0].num_samples)
+    return (groups[first : first + num_at_once] for first in range(0, len(groups), num_at_once))

@@ -83,37 +83,71 @@ class StepBatch:
 
     def metrics(self, combine: str = "sum") -> dict[str, float]:
         """Return the metrics of the data: rewards, staleness, lengths. combine: rewards.combine."""
-        facts = self._facts
-        rewards = np.array([f.reward for f in facts])
-        staleness = self.policy_version - np.array([f.oldest_version for f in facts])
-        model_tokens = np.array([f.num_model_tokens for f in facts])
+        data = DataMetrics()
+        data.add(self.trajectories, self.groups)
+        return data.of_step(self.policy_version, combine)
+
+
+class DataMetrics:
+    """The metrics of a step's data. Its groups come in pieces: thousands at once would stop the coordinator's loop."""
+
+    def __init__(self) -> None:
+        self._rewards: list[float] = []
+        self._oldest_versions: list[int] = []
+        self._model_tokens: list[int] = []
+        self._num_turns = self._num_truncated = 0
+        self._num_groups = self._num_equal = 0
+        self._parts: dict[str, list[float]] = {}  # by the name of the reward's part
+        self._logs: dict[str, list[float]] = {}
+        self._scores: list[float] = []
+
+    def add(self, trajectories: Sequence[Trajectory], groups: Sequence[Group]) -> None:
+        """Count the next groups of the step, with their trajectories."""
+        facts = [trajectory.facts for trajectory in trajectories]
+        self._rewards += [f.reward for f in facts]
+        self._oldest_versions += [f.oldest_version for f in facts]
+        self._model_tokens += [f.num_model_tokens for f in facts]
+        self._num_turns += sum(f.num_turns for f in facts)
+        self._num_truncated += sum(f.finish in _TRUNCATED for f in facts)
+        self._num_groups += len(groups)
+        self._num_equal += sum(group.equal_rewards() for group in groups)
+        self._scores += [f.reward_score for f in facts if f.reward_score is not None]
+        for columns, rows in (
+            (self._parts, [f.reward_parts for f in facts]),
+            (self._logs, [f.reward_logs for f in facts]),
+        ):
+            for row in rows:
+                for name, value in row.items():
+                    columns.setdefault(name, []).append(value)
+
+    def of_step(self, policy_version: int, combine: str) -> dict[str, float]:
+        """Return the metrics of all groups. policy_version: of the step. combine: rewards.combine."""
+        num_samples = len(self._rewards)
+        rewards, model_tokens = np.array(self._rewards), np.array(self._model_tokens)
+        staleness = policy_version - np.array(self._oldest_versions)
         metrics = {
             "reward/mean": float(rewards.mean()),
             "reward/std": float(rewards.std()),
             "data/staleness_mean": float(staleness.mean()),
             "data/staleness_max": float(staleness.max()),
             "length/mean": float(model_tokens.mean()),
-            "length/turns": float(np.mean([f.num_turns for f in facts])),
-            "data/num_samples": len(facts),
+            "length/turns": self._num_turns / num_samples,
+            "data/num_samples": num_samples,
             "data/num_model_tokens": int(model_tokens.sum()),
-            "length/truncated_share": sum(f.finish in _TRUNCATED for f in facts) / len(facts),
+            "length/truncated_share": self._num_truncated / num_samples,
             **_lengths_by_reward(rewards, model_tokens),
         }
-        if self.groups:
-            metrics["reward/equal_group_share"] = sum(g.equal_rewards() for g in self.groups) / len(self.groups)
+        if self._num_groups:
+            metrics["reward/equal_group_share"] = self._num_equal / self._num_groups
         # A missing part of the environment, of a sum or of a mean is 0. With shard a trajectory has one endpoint's
         # part, and the others were not measured.
-        for name in sorted({name for f in facts for name in f.reward_parts}):
-            parts = [f.reward_parts[name] for f in facts if name in f.reward_parts]
+        for name, parts in sorted(self._parts.items()):
             is_added = name == _ENVIRONMENT or combine in ("sum", "mean")
-            metrics[f"reward/part/{name}"] = sum(parts) / len(facts if is_added else parts)
-        scores = [f.reward_score for f in facts if f.reward_score is not None]
-        if scores:
-            metrics["reward/score"] = float(np.mean(scores))
-        for name in sorted({name for f in facts for name in f.reward_logs}):
-            metrics[f"reward/log/{name}"] = float(
-                np.mean([f.reward_logs[name] for f in facts if name in f.reward_logs])
-            )
+            metrics[f"reward/part/{name}"] = sum(parts) / (num_samples if is_added else len(parts))
+        if self._scores:
+            metrics["reward/score"] = float(np.mean(self._scores))
+        for name, values in sorted(self._logs.items()):
+            metrics[f"reward/log/{name}"] = float(np.mean(values))
         return metrics
 
 
@@ -160,7 +194,7 @@ def build_step(
     group_indices: list[list[int]] = []
     for group in groups:
         first = len(trajectories)
-        trajectories += [group.trajectories[i] for i in sorted(group.trajectories)]
+        trajectories += group.in_order()
         group_indices.append(list(range(first, len(trajectories))))
     planned = [part for group, part in zip(groups, group_indices, strict=True) if not group.equal_rewards()]
     if settings.equal_groups == "keep" or are_whole or not (planned or may_be_empty):

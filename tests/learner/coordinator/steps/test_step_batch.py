@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from learner.coordinator.groups.group import Group
-from learner.coordinator.steps.step_batch import StepBatch, build_step
+from learner.coordinator.steps.step_batch import DataMetrics, StepBatch, build_step
 from learner.data.prompts import Prompt
 from learner.rank.coordinator_client import open_batch
 from protocol.settings.learner import LearnerSettings
@@ -212,3 +212,11 @@ def test_metrics_say_what_was_cut_off_how_long_better_samples_are_and_which_grou
     assert (metrics["length/better"], metrics["length/worse"]) == (2.0, 2.0)
     equal = build_step(1, 3, [group_of("a", [1, 1])], LearnerSettings(groups_per_step=1)).metrics()
     assert "length/better" not in equal
+
+
+def test_metrics_of_a_step_that_came_in_pieces_are_those_of_the_whole_step() -> None:
+    groups = [group_of(str(number), [number % 3, 1.0, 0.1 * number], version=number) for number in range(7)]
+    data = DataMetrics()
+    for piece in (groups[:1], groups[1:4], groups[4:]):
+        data.add([trajectory for group in piece for trajectory in group.in_order()], piece)
+    assert data.of_step(9, "mean") == build_step(1, 9, groups, LearnerSettings(groups_per_step=7)).metrics("mean")
