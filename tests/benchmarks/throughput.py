@@ -8,7 +8,8 @@ The work: a random Qwen2-architecture model of 3.0M parameters (hidden 256, 4 la
 8 prompts x 8 samples a step, at most 256 new tokens at temperature 1, a reward that takes 0.5 s for each request; TRL
 waits for it once a step. Needs a running cluster (deploy/start_cluster.sh --no-reward) on a quiet machine. Staleness 0,
 staleness 4 and, with --trl, TRL (generation by transformers, two threads) take turns. A rate is from the end of the
-first step to that of the last. `--short` makes 6 steps of staleness 4 alone, once.
+first step to that of the last. Engines are compiled, as docs/do/slow.md says for long runs on CPUs. `--short` makes 6
+steps of staleness 4 alone, once, with an engine that is not.
 holds: staleness 4 reaches 17 samples/s; with --trl, 3.0 times TRL's rate, staleness 0 2.2 times, and staleness 0 has 75
 % of the rate of staleness 4.
 """
@@ -51,6 +52,7 @@ def main() -> int:
         return _train_with_trl(Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
     arguments = options(__doc__ or "", trl="", repeats=3, steps=12)
     repeats, num_steps = (1, 6) if arguments.short else (arguments.repeats, arguments.steps)
+    compiled = {} if arguments.short else {"rollout__engine_args": '{"enforce_eager": false}'}
     sides = ["4"] if arguments.short else ["0", "4", *(["trl"] if arguments.trl else [])]
     rates = defaultdict[str, list[float]](list)
     with tempfile.TemporaryDirectory() as folder, reward_service() as url:
@@ -63,7 +65,7 @@ def main() -> int:
                 rate, cpu = (
                     _measure_trl(work, arguments.trl, num_steps)
                     if is_trl
-                    else measure(work, url, int(side), num_steps, arguments.seed, turn)
+                    else measure(work, url, int(side), num_steps, arguments.seed, turn, **compiled)
                 )
                 rates[side].append(rate)
                 parts = ", ".join(f"{part} {1000 * seconds:.1f}" for part, seconds in cpu.items())
@@ -80,11 +82,14 @@ def main() -> int:
 
 
 def measure(
-    work: Path, reward_url: str, max_staleness: int, num_steps: int, seed: int, turn: int
+    work: Path, reward_url: str, max_staleness: int, num_steps: int, seed: int, turn: int, **changes: object
 ) -> tuple[float, dict[str, float]]:
-    """Return samples per second from the end of the first step to that of the last, and CPU seconds per sample."""
+    """Return samples per second from the end of the first step to that of the last, and CPU seconds per sample.
+
+    changes: as of `run_command`.
+    """
     name = f"staleness-{max_staleness}-{turn}"
-    command = [sys.executable, *run_command(work, name, reward_url, max_staleness, num_steps, seed)]
+    command = [sys.executable, *run_command(work, name, reward_url, max_staleness, num_steps, seed, **changes)]
     metrics = work / "runs" / name / "metrics.jsonl"
     cpu = cpu_per_sample(command, Path.cwd(), os.environ, metrics, sluice_home())
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
