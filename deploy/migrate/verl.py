@@ -197,8 +197,8 @@ def _write_kl(draft: Draft, *, is_default: bool) -> None:
                 draft.always[draft.label(name)] = "No KL is on"
         return
     draft.put("kl.coefficient", weight, used[0])
-    for name in set(names) - set(used):
-        if name in draft.asked:
+    for name in names:  # their order: a set's differs from one start to the next
+        if name in draft.asked and name not in used:
             draft.always[draft.label(name)] = f"The KL is in the {place}"
     if place == "loss" and form.endswith("+") and _KL_FORMS.get(form[:-1]) == "k3":
         draft.put("kl.form", "k2", used[1], why="whose gradient it has")

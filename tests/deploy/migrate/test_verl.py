@@ -1,5 +1,8 @@
 """`sluice migrate` on commands and configurations of verl and Search-R1."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -351,3 +354,18 @@ def test_server_over_several_nodes_becomes_one_of_a_node(tmp_path: Path) -> None
     )
     assert "16 there: here a server's GPUs are of one node" in text
     assert (status, "data.image_key images: Pictures are not there" in text) == (1, True)
+
+
+def test_equal_commands_give_equal_files_in_different_processes(tmp_path: Path) -> None:
+    script = VERL.replace("$more", "algorithm.kl_ctrl.kl_coef=0.001 algorithm.kl_penalty=kl $more")
+    (tmp_path / "train.sh").write_text(script, encoding="utf-8")
+    code = f"from deploy.command import run_verb; run_verb(['migrate', {str(tmp_path / 'train.sh')!r}])"
+    texts = set()
+    for seed in ("1", "2", "3", "4"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        program = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+        )
+        texts.add(program.stdout)
+    assert len(texts) == 1
+    assert "#   algorithm.kl_ctrl.kl_coef 0.001: The KL is in the loss\n" in texts.pop()
