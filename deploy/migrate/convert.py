@@ -122,6 +122,9 @@ def finish(draft: Draft) -> None:
     if any(draft.settings.get(name, (off, ""))[0] not in (off, -1) for name, off in filters.items()):
         draft.put("sampling.only_eval", True, why="training samples from the policy's own distribution")
     has_adapter = draft.settings.get("policy.lora.rank", (1, ""))[0] != 0
+    alpha = draft.settings.get("policy.lora.alpha", (None, ""))[1]
+    if alpha.startswith(f"{draft.trainer}'s default") and "policy.lora.rank" not in draft.settings:
+        draft.settings.pop("policy.lora.alpha")
     for usual, value in draft.asked.items():
         option = draft.options.get(usual)
         if option and not has_adapter and option.setting in ("policy.lora.alpha", "policy.lora.targets"):

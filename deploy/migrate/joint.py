@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deploy.migrate.convert import Draft
+from protocol.settings.evaluation import EvalSettings
 
 _FILE = re.compile(r"^[./~]|\.(jsonl|json|parquet|csv)$")
 _URL = "http://127.0.0.1:{}/score"
@@ -50,6 +51,12 @@ def put_whole_rows(draft: Draft, name: str, default: int) -> None:
     draft.always[given] = "Rows are trained whole; there a longer one is cut or left out"
 
 
+def put_evaluated_rows(draft: Draft) -> None:
+    """Write the rows of an evaluation, where a command does not say them."""
+    if "data.eval" in draft.settings and "eval.num_prompts" not in draft.settings:
+        draft.put("eval.num_prompts", EvalSettings().num_prompts, why="the first ones; there every row of data.eval")
+
+
 def put_no_evaluation(draft: Draft, *names: str) -> None:
     """List the given options of evaluations."""
     for name in names:
@@ -72,6 +79,19 @@ def put_rewards(draft: Draft, sources: Sequence[str], weights: Sequence[float], 
         endpoints.append(endpoint | ({"weight": weights[number]} if len(weights) == len(sources) else {}))
     if endpoints:
         draft.put("rewards.endpoints", endpoints, *names)
+
+
+def put_no_reward(draft: Draft) -> None:
+    """List the service that a command without a reward still needs."""
+    has_model = any("--reward-scorer" in step for step in draft.steps)
+    if not has_model and not {"rewards.endpoints", "rollout.environment"} & set(draft.settings):
+        draft.steps.append("serve a reward: the command does not say one (docs/do/rewards.md)")
+
+
+def put_default_lack(draft: Draft, name: str, value: object, reason: str) -> None:
+    """List another trainer's default that has no counterpart, where a command does not say the option."""
+    if name not in draft.asked:
+        draft.always[f"{draft.trainer}'s default of {name}, {value}"] = reason
 
 
 def put_reward_model(draft: Draft, model: str, name: str) -> None:

@@ -11,6 +11,10 @@ _ADVANTAGES = {
     "group_norm": "grpo",
     "dr_grpo": "dr_grpo",
 }
+_PROJECTS = {"reward_model": "rm", "distill": "sft"}  # objective -> last part of the default W&B project
+_DIFFERENCE = "clips rewards; there their distances from the group's mean"
+_OF_GROUPS = dict.fromkeys(("reinforce_baseline", "rloo", "dr_grpo"), _DIFFERENCE)
+_OF_GROUPS["group_norm"] = f"{_DIFFERENCE}, in deviations"
 _CORRECTIONS = {"tis": "tis", "icepop": "icepop", "seq-mask-tis": "geo_mask"}
 
 
@@ -26,23 +30,38 @@ def convert_rl(draft: Draft) -> None:
     if "data.eval" in draft.settings and every > 0:
         draft.put("eval.samples", int(draft.number("eval.n_samples_per_prompt", 4)), "eval.n_samples_per_prompt")
         draft.lack("eval.temperature", "Samples have rollout.temperature; eval.sets takes a temperature of its own")
-    _write_reports(draft)
+        joint.put_evaluated_rows(draft)
+    _write_reports(draft, "ppo")
     draft.put("data.label_required", bool(draft.asked.get("data.label_key")), "data.label_key")
 
 
 def convert_rows(draft: Draft, objective: str, lr: float, epochs: int, length: int) -> None:
     """Write the settings of a command that trains on rows; lr, epochs and length are the command's defaults."""
+    is_dpo = objective == "dpo"
     draft.put("objective", objective)
     joint.put_launched_ranks(draft, "num_machines", "num_processes")
     defaults = {"learner.lr": ("actor.adam.lr", lr), "run.max_epochs": ("train.max_epochs", epochs)}
     if objective == "kto":
         defaults["preference.beta"] = ("model.beta", 0.01)
+    if objective == "distill":
+        _write_distillation(draft)
     for setting, (name, value) in defaults.items():
         if setting not in draft.settings:
             draft.put(setting, value, name)
     joint.put_whole_rows(draft, "data.max_len", length)
-    _write_data(draft, "data.dataset", "data.dataset_probs", "data.dataset_split")
-    _write_reports(draft)
+    _write_data(draft, "data.dataset", "data.dataset_probs", "data.dataset_split", "test" if is_dpo else "train")
+    _write_reports(draft, _PROJECTS.get(objective, objective))
+
+
+def _write_distillation(draft: Draft) -> None:
+    """Write the divergence from the teacher, and the weight of the rows' own loss beside it."""
+    draft.put("distill.beta", 0, why="KL(teacher, student), as OpenRLHF's")
+    share = draft.number("kd_coef", 0.4)
+    if 0 < share <= 1:
+        why = "over the divergence's weight, which is 1; there both weights add up to 1"
+        draft.put("distill.nll_coefficient", float(f"{(1 - share) / share:.6g}"), "kd_coef", why=why)
+    else:
+        draft.lack("kd_coef", "distill.nll_coefficient is beside the divergence: its share is above 0 and at most 1")
 
 
 def _write_batches(draft: Draft) -> None:
@@ -68,10 +87,16 @@ def _write_lengths(draft: Draft) -> None:
         draft.put("rollout.max_response_tokens", whole // 2, "data.max_len", why=why)
     if "prompt_max_len" in draft.asked:
         draft.put("data.max_prompt_tokens", int(prompt), "prompt_max_len")
+    elif "rollout.max_new_tokens" in draft.asked:
+        draft.put("rollout.truncate_left", True, why="longer prompts lose their beginning there")
+    else:
+        draft.put("data.overlong", "skip", why="longer prompts are skipped; there they leave less for the answer")
 
 
 def _write_algorithm(draft: Draft) -> None:
     name = draft.text("algo.advantage.estimator", "gae")
+    if name in _OF_GROUPS and "rewards.clip" in draft.settings:  # the baseline comes first there
+        draft.put("rewards.clip", draft.settings["rewards.clip"][0], "reward.clip_range", why=_OF_GROUPS[name])
     if name in _ADVANTAGES:
         draft.put("learner.advantage", _ADVANTAGES[name], "algo.advantage.estimator")
     else:
@@ -88,6 +113,7 @@ def _write_algorithm(draft: Draft) -> None:
     _write_correction(draft)
     bounds = texts_of(draft.text("algo.dynamic_filtering_range", "0 1"))
     if draft.is_on("algo.dynamic_filtering_enable") and len(bounds) == 2:
+        draft.put("filter.max_replaced", 0, "algo.dynamic_filtering_enable", why="no limit there")
         draft.put("filter.low", float(bounds[0]), "algo.dynamic_filtering_range")
         draft.put("filter.high", float(bounds[1]), "algo.dynamic_filtering_range")
     elif "algo.dynamic_filtering_range" in draft.asked:
@@ -141,10 +167,11 @@ def _write_rewards(draft: Draft) -> None:
         joint.put_reward_model(draft, model, "reward.model_name_or_path")
     if agent := draft.text("train.agent_func_path"):
         draft.put("rollout.environment", f"openrlhf_agent:{agent}", "train.agent_func_path")
+    joint.put_no_reward(draft)
 
 
-def _write_data(draft: Draft, names: str, probs: str, split: str) -> None:
-    """Write data.train, data.eval and the cadence of evaluations."""
+def _write_data(draft: Draft, names: str, probs: str, split: str, held_out_split: str = "train") -> None:
+    """Write data.train, data.eval and the cadence of evaluations. held_out_split: the default of eval.split."""
     paths, shares = texts_of(draft.text(names)), texts_of(draft.text(probs))
     rows = [joint.data_path(path, draft.text(split, "train")) for path in paths]
     if len(shares) == len(rows) > 1:
@@ -153,7 +180,7 @@ def _write_data(draft: Draft, names: str, probs: str, split: str) -> None:
     else:
         joint.put_data(draft, "data.train", rows, names, split)
     held_out = [
-        joint.data_path(path, draft.text("eval.split", "train")) for path in texts_of(draft.text("eval.dataset"))
+        joint.data_path(path, draft.text("eval.split", held_out_split)) for path in texts_of(draft.text("eval.dataset"))
     ]
     joint.put_data(draft, "data.eval", held_out, "eval.dataset")
     every = draft.number("eval.steps", -1)
@@ -163,9 +190,9 @@ def _write_data(draft: Draft, names: str, probs: str, split: str) -> None:
         joint.put_no_evaluation(draft, "eval.steps", "eval.n_samples_per_prompt", "eval.temperature", "eval.split")
 
 
-def _write_reports(draft: Draft) -> None:
-    """Write Weights & Biases."""
-    project = draft.text("logger.wandb.project", "openrlhf")
+def _write_reports(draft: Draft, program: str) -> None:
+    """Write Weights & Biases. program: the last part of the default project."""
+    project = draft.text("logger.wandb.project", f"openrlhf_train_{program}")
     if draft.text("logger.wandb.key"):
         draft.put("report.wandb_project", project, "logger.wandb.project")
         draft.always["logger.wandb.key ***"] = "Export WANDB_API_KEY, or run wandb login"

@@ -8,6 +8,8 @@ from protocol.errors import SettingsError
 
 _ADAPTER = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules"}
 _ADAPTER |= {"lora_dropout": "lora_dropout", "modules_to_save": "lora_modules_to_save", "use_rslora": "use_rslora"}
+# Defaults of PEFT's LoraConfig, which are not those of TRL's command line.
+_PLAIN_ADAPTER = {"use_peft": "True", "lora_r": "8", "lora_alpha": "8", "lora_dropout": "0.0"}
 _OF_TRAINER = {"model": "model_name_or_path", "reward_funcs": "reward_funcs"}
 _OF_TRAINER |= {"environment_factory": "environment_factory", "tools": "tools", "rollout_func": "rollout_func"}
 
@@ -29,7 +31,7 @@ def configurations_in(text: str, path: str, known: Mapping[str, Any]) -> list[tu
     for call in calls:
         name = _name_of(call)
         if name == "LoraConfig":
-            around |= {"use_peft": "True"} | _keywords(call, values, _ADAPTER)
+            around |= _PLAIN_ADAPTER | _keywords(call, values, _ADAPTER)
         elif name.endswith("Trainer"):
             around |= _keywords(call, values, _OF_TRAINER)
             around |= _data_of(call, values)

@@ -44,7 +44,7 @@ _OPENRLHF = {
     "train_sft": _openrlhf_rows("sft", lr=5e-6, epochs=2, length=2048),
     "train_dpo": _openrlhf_rows("dpo", lr=1e-5, epochs=1, length=512),
     "train_kto": _openrlhf_rows("kto", lr=1e-6, epochs=1, length=512),
-    "train_kd": _openrlhf_rows("distill", lr=5e-6, epochs=2, length=2048),
+    "train_kd": _openrlhf_rows("distill", lr=5e-6, epochs=1, length=2048),
     "train_rm": _openrlhf_rows("reward_model", lr=9e-6, epochs=1, length=512),
 }
 _VERL = Form("verl", ("verl",), verl.convert_rl)

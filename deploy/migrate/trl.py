@@ -66,6 +66,9 @@ def convert_rows(draft: Draft, objective: str, lr: float, loss: str = "sigmoid")
         draft.put("learner.lr", lr, "learning_rate")
     joint.put_whole_rows(draft, "max_length", 1024)
     _write_length(draft)
+    if objective == "sft":
+        reason = "Answers alone are trained; there every token of rows with messages"
+        joint.put_default_lack(draft, "assistant_only_loss", False, reason)
     kinds = texts_of(draft.text("loss_type", loss))
     if objective == "dpo" and len(kinds) == 1 and kinds[0] in _PREFERENCES:
         draft.put("preference.loss", kinds[0].removesuffix("_norm"), "loss_type")
@@ -192,6 +195,7 @@ def _write_rewards(draft: Draft) -> None:
     joint.put_rewards(draft, functions, weights, "reward_funcs", "reward_weights")
     for model in models:
         joint.put_reward_model(draft, model, "reward_funcs")
+    joint.put_no_reward(draft)
     if "missing_eos_penalty" in draft.asked:
         draft.put("rewards.truncated", "penalise", "missing_eos_penalty")
         draft.put("rewards.truncated_penalty", draft.number("missing_eos_penalty"), "missing_eos_penalty")
@@ -235,15 +239,19 @@ def _write_model(draft: Draft) -> None:
     kept = dtype == "float32" and not is_mixed
     why = "mixed precision" if dtype == "float32" and is_mixed else ""
     draft.put("policy.dtype", "float32" if kept else "bfloat16", "dtype", "bf16", why=why)
-    adapters = ("lora_r", "lora_alpha", "lora_target_modules")
+    adapters = ("lora_r", "lora_alpha", "lora_target_modules", "lora_dropout")
     if draft.is_on("use_peft"):
-        draft.put("policy.lora.rank", int(draft.number("lora_r", 16)), "lora_r")
+        why = "" if "lora_r" in draft.asked else "TRL's default of lora_r"
+        draft.put("policy.lora.rank", int(draft.number("lora_r", 16)), "use_peft", "lora_r", why=why)
         draft.put("policy.lora.alpha", draft.number("lora_alpha", 32), "lora_alpha")
-        targets = texts_of(draft.text("lora_target_modules", "all-linear"))
-        draft.put("policy.lora.targets", [] if targets == ["all-linear"] else targets, "lora_target_modules")
+        targets = texts_of(draft.text("lora_target_modules", "q_proj,v_proj"))
+        why = "" if "lora_target_modules" in draft.asked else "PEFT's for Llama, Mistral, Qwen and Gemma"
+        draft.put("policy.lora.targets", [] if targets == ["all-linear"] else targets, "lora_target_modules", why=why)
+        joint.put_default_lack(draft, "lora_dropout", 0.05, "Adapters have no dropout")
     for name in adapters:
         draft.read.add(name)
         if name in draft.asked and not draft.is_on("use_peft"):
+            draft.missing.pop(draft.label(name), None)
             draft.always[draft.label(name)] = "There is no adapter"
     stage = re.search(r"^(\d)$|zero_?(?:stage)?_?(\d)", draft.text("config_file"))
     if stage:
@@ -266,6 +274,7 @@ def _write_data(draft: Draft) -> None:
         if "objective" not in draft.settings and "num_generations_eval" in draft.asked:
             draft.put("eval.samples", int(draft.number("num_generations_eval")), "num_generations_eval")
         draft.put("eval.before", draft.is_on("eval_on_start"), "eval_on_start")
+        joint.put_evaluated_rows(draft)
     else:
         joint.put_no_evaluation(draft, "eval_steps", "eval_on_start", "num_generations_eval", "dataset_test_split")
         if draft.text("eval_strategy", "no") == "epoch":

@@ -18,6 +18,7 @@ _ADVANTAGES = {
 }
 _LOSSES = {"vanilla": "ppo", "ppo": "ppo", "gspo": "gspo", "cispo": "cispo"}
 _KL_FORMS = {"k1": "k1", "kl": "k1", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
+_NO_LIMIT = 1000  # turns
 _FORMATS = {"qwen": "hermes", "qwen25": "hermes", "gpt-oss": "openai"}  # names of vLLM's parsers
 
 
@@ -59,6 +60,7 @@ def convert_search_r1(draft: Draft) -> None:
     for name in ("max_turns", "retriever.topk", "retriever.url"):
         draft.read.add(name)
     draft.steps.append("sluice start --reward-scorer exact_match, which scores as its qa_em does")
+    joint.put_default_lack(draft, "actor.entropy_coeff", 0.001, draft.options["actor.entropy_coeff"].conversion)
     _write_kl(draft, is_default=True)
     _write_rl(draft)
 
@@ -79,6 +81,8 @@ def convert_rows(draft: Draft) -> None:
 def _write_rl(draft: Draft) -> None:
     """Write what both forms of RL have."""
     _write_algorithm(draft)
+    if "model.lora.rank" in draft.asked and "model.lora.alpha" not in draft.asked:  # Megatron's adapters
+        draft.put("policy.lora.alpha", 32, "model.lora.alpha")
     write_correction(draft)
     write_staleness(draft)
     _write_placement(draft)
@@ -244,18 +248,26 @@ def _write_environment(draft: Draft) -> None:
         draft.lack("rollout.agent.default_agent_loop", "Write it as an environment: rollout.environment FILE.py:Class")
     names = (f"{prefix}max_assistant_turns", f"{prefix}max_user_turns")
     limits = [draft.number(names[0], 0) - 1, draft.number(names[1], 0)]
-    if tools and (known := [int(limit) for limit in limits if limit > 0]):
-        draft.put("rollout.max_turns", min(known), *names, why="turns with a call, before the last one")
-    if tools and f"{prefix}max_parallel_calls" in draft.asked:
-        draft.put(
-            "tools.max_calls_per_turn", int(draft.number(f"{prefix}max_parallel_calls")), f"{prefix}max_parallel_calls"
-        )
-    if tools and f"{prefix}format" in draft.asked:
-        draft.put("tools.call_format", _FORMATS.get(name := draft.text(f"{prefix}format"), name), f"{prefix}format")
+    if tools:
+        known = [int(limit) for limit in limits if limit > 0]
+        why = "turns with a call, before the last one" if known else "no limit there"
+        draft.put("rollout.max_turns", min(known, default=_NO_LIMIT), *names, why=why)
+        _write_calls(draft, prefix)
     for name in (*names, f"{prefix}enable", f"{prefix}max_parallel_calls", f"{prefix}format"):
         draft.read.add(name)
         if not tools and name in draft.asked:
             draft.always[draft.label(name)] = "There are no tools"
+
+
+def _write_calls(draft: Draft, prefix: str) -> None:
+    """Write the calls of a turn and their replies. prefix: of verl's options about several turns."""
+    calls, form, reply = (f"{prefix}{name}" for name in ("max_parallel_calls", "format", "max_tool_response_length"))
+    draft.put("tools.max_calls_per_turn", int(draft.number(calls, 1)), calls)
+    draft.put("tools.call_format", _FORMATS.get(name := draft.text(form, "hermes"), name), form)
+    if reply not in draft.asked:
+        draft.put("rollout.max_observation_tokens", 256, reply, why="256 characters there")
+    whole, answer = "data.max_response_length", draft.settings["rollout.max_response_tokens"][0]
+    draft.put("rollout.max_response_tokens", answer, whole, why="of one turn; there of all turns with their replies")
 
 
 def _write_rewards(draft: Draft) -> None:
@@ -296,7 +308,8 @@ def _write_length(draft: Draft, epochs: int) -> None:
         why = f"and at most {passes:g} passes over data.train there"
         draft.put("run.max_steps", int(steps), "trainer.total_training_steps", why=why)
     else:
-        draft.put("run.max_epochs", passes, "trainer.total_epochs")
+        why = "there a pass leaves out the rows that do not fill a last step"
+        draft.put("run.max_epochs", passes, "trainer.total_epochs", why=why)
     if steps and "trainer.total_epochs" in draft.asked:
         draft.always[draft.label("trainer.total_epochs")] = "The number of steps decides the length"
     draft.read |= {"rollout.total_epochs", whole}
@@ -320,13 +333,15 @@ def _write_data(draft: Draft) -> None:
         draft.always[draft.label("trainer.test_freq")] = "rollout.test_freq decides"
     if held_out and (every > 0 or first) and draft.text("data.val_files") != "null":
         joint.put_data(draft, "data.eval", held_out, "data.val_files")
-        draft.put("eval.every_steps", max(0, int(every)), frequency)
+        why = "" if every > 0 else "never; there once, before the first step"
+        draft.put("eval.every_steps", max(0, int(every)), frequency, why=why)
         draft.put("eval.before", first, "trainer.val_before_train")
         if "objective" not in draft.settings:
             draft.put("eval.samples", int(draft.number("rollout.val_kwargs.n", 1)), "rollout.val_kwargs.n")
         temperature = draft.number("rollout.val_kwargs.temperature", 0)
         if temperature > 0:
             draft.lack("rollout.val_kwargs.temperature", "Samples have rollout.temperature; eval.sets takes its own")
+        joint.put_evaluated_rows(draft)
     else:
         names = (
             "data.val_files",

@@ -108,7 +108,7 @@ def test_settings_without_effect_here_are_listed_with_the_reason(tmp_path: Path)
 def test_key_of_weights_and_biases_is_not_written(tmp_path: Path) -> None:
     _, text = _migrate(tmp_path, DOTTED.replace("--ds.packing_samples", "--logger.wandb.key s3cret"))
     assert "s3cret" not in text
-    assert yaml.safe_load(text)["report"] == {"wandb_project": "openrlhf"}
+    assert yaml.safe_load(text)["report"] == {"wandb_project": "openrlhf_train_ppo"}
 
 
 def test_value_that_the_script_does_not_say_is_missing(tmp_path: Path) -> None:
@@ -175,3 +175,36 @@ def test_variable_that_a_branch_sets_is_not_said(tmp_path: Path) -> None:
     status, text = _migrate(tmp_path, script)
     assert status == 1
     assert "rollout.n_samples_per_prompt ${GROUP}: The script does not say its value" in text
+
+
+def test_limits_of_openrlhf_are_kept_or_said(tmp_path: Path) -> None:
+    filters = "--algo.dynamic_filtering_enable --ds.lora.rank 64"
+    _, text = _migrate(tmp_path, DOTTED.replace("--ds.packing_samples", filters))
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.filter.max_replaced, settings.policy.lora.alpha) == (0, 16)
+    assert "  overlong: skip  # longer prompts are skipped; there they leave less for the answer\n" in text
+    assert "clips rewards; there their distances from the group's mean, in deviations\n" in text
+    assert "#   serve a reward: the command does not say one" in text
+    _, text = _migrate(tmp_path, DOTTED.replace("--ds.packing_samples", "--rollout.max_new_tokens 256"))
+    assert (load_settings(tmp_path / "new.yaml", []).rollout.truncate_left, "overlong" in text) == (True, False)
+
+
+def test_template_of_rows_is_listed_as_missing(tmp_path: Path) -> None:
+    options = "--model.model_name_or_path /models/small --data.dataset rows.jsonl"
+    status, text = _migrate(
+        tmp_path, f"deepspeed --module openrlhf.cli.train_sft {options} --data.input_template 'Q: {{}}'\n"
+    )
+    assert (status, "#   data.input_template Q: {}: Write it into the rows' prompts\n" in text) == (1, True)
+    held_out = "--eval.dataset org/pairs --eval.steps 5"
+    _migrate(tmp_path, f"deepspeed --module openrlhf.cli.train_dpo {options} {held_out}\n")
+    assert load_settings(tmp_path / "new.yaml", []).data.eval == "hf:org/pairs:test"
+
+
+@pytest.mark.parametrize(("option", "weight"), [("", 1.5), ("--kd_coef 0.8", 0.25), ("--kd_coef 0", None)])
+def test_distillation_keeps_its_divergence_and_weights(tmp_path: Path, option: str, weight: float | None) -> None:
+    options = f"--pretrain /models/small --teacher_model /models/large --dataset rows.jsonl {option}"
+    status, text = _migrate(tmp_path, f"deepspeed --module openrlhf.cli.train_kd {options}\n")
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.distill.beta, settings.run.max_epochs) == (0, 1)
+    assert (settings.distill.nll_coefficient, status) == (weight or 0, 0 if weight else 1)
+    assert ("#   kd_coef 0: distill.nll_coefficient is beside the divergence" in text) == (weight is None)

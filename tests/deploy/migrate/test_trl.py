@@ -199,3 +199,29 @@ def test_what_is_lost_is_named(tmp_path: Path, options: str, sentence: str) -> N
     status, text = _migrate(tmp_path, GRPO.replace("--loss_type dr_grpo", "").rstrip() + f" {options}\n")
     assert status == 1
     assert sentence in text
+
+
+def test_adapters_have_the_defaults_of_their_source(tmp_path: Path) -> None:
+    _, text = _migrate(tmp_path, GRPO.replace("--lora_r 8", ""))
+    lora = load_settings(tmp_path / "new.yaml", []).policy.lora
+    assert (lora.rank, lora.alpha, lora.targets) == (16, 32, ("q_proj", "v_proj"))  # of TRL's command line
+    assert "#   TRL's default of lora_dropout, 0.05: Adapters have no dropout\n" in text
+    adapter = "        peft_config=LoraConfig(target_modules='all-linear'),\n        reward_funcs"
+    _, text = _migrate(tmp_path, PYTHON.replace("        reward_funcs", adapter), "train.py")
+    written = yaml.safe_load(text)["policy"]["lora"]
+    assert (written, "no dropout" in text) == ({"rank": 8, "alpha": 8, "targets": []}, False)  # of PEFT
+
+
+def test_adapters_without_effect_are_listed(tmp_path: Path) -> None:
+    options = "--model_name_or_path /models/small --dataset_name trl-lib/pairs --use_peft --lora_dropout 0.1"
+    _, text = _migrate(tmp_path, f"trl reward {options}\n")
+    assert "#   use_peft; TRL's default of lora_r: policy.lora.rank has no effect: objective = reward_model" in text
+    _, text = _migrate(tmp_path, f"trl sft {options.replace('--use_peft', '')}\n")
+    assert "#   lora_dropout 0.1: There is no adapter\n" in text
+    assert "#   TRL's default of assistant_only_loss, False: Answers alone are trained; there every token of" in text
+
+
+def test_command_without_a_reward_says_what_to_start(tmp_path: Path) -> None:
+    sentence = "#   serve a reward: the command does not say one (docs/do/rewards.md)\n"
+    assert sentence not in _migrate(tmp_path, GRPO)[1]
+    assert sentence in _migrate(tmp_path, GRPO.replace("--reward_funcs accuracy_reward my.rewards.short", ""))[1]

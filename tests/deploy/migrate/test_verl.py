@@ -369,3 +369,32 @@ def test_equal_commands_give_equal_files_in_different_processes(tmp_path: Path) 
         texts.add(program.stdout)
     assert len(texts) == 1
     assert "#   algorithm.kl_ctrl.kl_coef 0.001: The KL is in the loss\n" in texts.pop()
+
+
+def test_tools_have_verls_limits(tmp_path: Path) -> None:
+    tools = "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml"
+    _, text = _migrate(tmp_path, VERL.replace("$more", f"$more {tools}"))
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.tools.max_calls_per_turn, settings.tools.call_format) == (1, "hermes")
+    assert (settings.rollout.max_turns, settings.rollout.max_observation_tokens) == (1000, 256)
+    assert "of one turn; there of all turns with their replies\n" in text
+    _migrate(tmp_path, VERL.replace("$more", f"$more {tools} actor_rollout_ref.rollout.multi_turn.max_user_turns=3"))
+    assert load_settings(tmp_path / "new.yaml", []).rollout.max_turns == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "alpha"), [("model.lora_rank=64", 16), ("model.lora.rank=64", 32), ("actor.grad_clip=1.0", None)]
+)
+def test_adapters_have_verls_alpha(tmp_path: Path, words: str, alpha: float | None) -> None:
+    _, text = _migrate(tmp_path, VERL.replace("$more", f"$more actor_rollout_ref.{words}"))
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.policy.lora.alpha, "lora" in text) == (alpha, alpha is not None)
+
+
+def test_defaults_that_differ_are_said(tmp_path: Path) -> None:
+    _, text = _migrate(tmp_path, SEARCH_R1.replace("data.max_obs", "data.val_files=test.parquet data.max_obs"))
+    assert "#   Search-R1's default of actor.entropy_coeff, 0.001: No loss has an entropy term" in text
+    assert "  num_prompts: 256  # the first ones; there every row of data.eval\n" in text
+    assert "  every_steps: 0  # Search-R1's default of trainer.test_freq; never; there once, before the first" in text
+    _, text = _migrate(tmp_path, VERL)
+    assert "  max_epochs: 3  # trainer.total_epochs 3; there a pass leaves out the rows that do not fill a last" in text
