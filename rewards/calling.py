@@ -185,7 +185,8 @@ class _TrlForm:
         values = _flat(returned)
         rewards = check_numbers([0.0 if value is None else value for value in values], len(samples), "rewards")
         return [
-            Score(reward, logs={**metrics, **({"not_applicable": 1.0} if value is None else {})})
+            # The curve is a mean over the samples that have the log: with 0 for the others it is their share.
+            Score(reward, logs={**metrics, "not_applicable": float(value is None)})
             for reward, value in zip(rewards, values, strict=True)
         ]
 
