@@ -96,7 +96,7 @@ class HttpToolClient:
 def _read(reply: bytes) -> str | ToolRefusal:
     """Return a reply's text or its refusal. Raises: BodyError for a reply that is not text."""
     try:
-        text = reply.decode()
+        text = reply.decode("utf-8-sig")  # some servers begin JSON with a byte order mark
     except UnicodeDecodeError:
         raise BodyError("$", "is not text in UTF-8") from None
     try:
@@ -123,4 +123,6 @@ def _reason_in(text: str) -> str:
 
 
 def _text_of(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    """Return a value as text. Half of a character, as of an emoji that a tool cut in two, becomes a question mark."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text.encode(errors="replace").decode()
