@@ -59,7 +59,11 @@ def begin_start(
     sets = {one.name: f"{one.identity(settings.rollout.temperature)}, {measured_by}" for one in held_out}
     learner = settings.learner
     code = of_environment | _digests(user_files("", learner.advantage, learner.loss, learner.correction))
-    earlier = ledger.begin_rewards(source, sampled_by(settings, services, sets), from_step, incarnation)
+    served = dict(_served_code(settings))
+    # Servers may still hold results that the scorers' earlier code has scored: those are not trained either. Scorers
+    # count without their addresses: a cluster that was started again may have others.
+    made_by = sampled_by(settings, services, sets, list(served.values()))
+    earlier = ledger.begin_rewards(source, made_by, from_step, incarnation)
     since, changed = ledger.begin_sets(sets, from_step)
     notices = []
     if earlier is not None:
@@ -69,7 +73,6 @@ def begin_start(
         )
     for name in changed:
         notices.append(f"The held-out set {name} has {other} from step {from_step} on: earlier scores do not count.")
-    served = dict(_served_code(settings))
     for scorer in (scorer for scorer, digest in served.items() if digest is None):
         notices.append(f"{scorer} did not answer GET /health within {_HEALTH_S:g} s: whether it changed is not known.")
     code |= {scorer: digest for scorer, digest in served.items() if digest is not None}

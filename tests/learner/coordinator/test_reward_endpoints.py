@@ -112,16 +112,21 @@ def test_edited_file_of_an_mcp_servers_command_is_said_and_earlier_samples_are_n
     assert script.send_trajectory("s1", late).outcome == "unknown"
 
 
-def test_operator_is_told_once_when_the_scorer_behind_an_endpoint_has_changed(tmp_path: Path) -> None:
+def test_operator_is_told_once_when_a_scorer_has_changed_and_its_earlier_scores_are_not_trained(tmp_path: Path) -> None:
     scorer: Any = SimpleNamespace(digest="before")
     with serving(RewardService(scorer, "f.py").app()) as address:
         given = scored_by({"name": "mine", "url": f"{address}/score"}, {**EM, "url": f"{free_address()}/none"})
         script = Script(tmp_path, settings_of(**given)).resume(0, **given)
         assert script.coordinator.status().notices == ()
+        (lease, *_) = script.demand()
+        earlier = [script.trajectory("s1", lease, index) for index in (0, 1)]
+        script = script.resume(0, **given)
+        assert script.send_trajectory("s1", earlier[0]).outcome == "accepted"
         scorer.digest = "after"
         script = script.resume(0, **given)
         (notice,) = script.coordinator.status().notices
         assert notice.startswith(f"The scorer behind {address}/score has changed since the last start")
+        assert script.send_trajectory("s1", earlier[1]).outcome == "unknown"
         assert script.resume(0, **given).coordinator.status().notices == ()
 
 
