@@ -1,0 +1,54 @@
+"""Users' files of reward functions that cannot be used: each is refused in one sentence when it is loaded."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import OperatorError
+from rewards.user_function import UserFunction
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\n", r"reward.py has none of: reward_func, compute_score, score\. Name one function with --function"),
+        ("def score(s): ...\ndef reward_func(queries): ...\n", r"reward.py has several of: reward_func"),
+        ("def score(**kwargs): ...\n", r"score\(\*\*kwargs\) has no known form\. Expected reward_func"),
+        ("def score(tokenizer, solution_str, ground_truth): ...\n", r"has no known form\. Expected reward_func"),
+        *(
+            (f"def score({given}): ...\n", "has no known form")
+            for given in (
+                "queries, prompts, labels, tokenizer",
+                "queries",
+                "queries, answers, prompts",
+                "solution_strs, ground_truths, tokenizer",
+                "*, sample",
+                "data_source, solution_str, ground_truth, /",
+            )
+        ),
+        ("def score(a, b): ...\n", r"score\(a, b\) has no known form\. Expected reward_func"),
+        (
+            "def score(completions): return [0] * len(completions)\n",
+            r"known answers do not show .*reward.py reads .* as texts",
+        ),
+        (
+            "def score(completions, **row): return row['trainer_state']\n",
+            r"\(last error: KeyError\('trainer_state'\) .*:1",
+        ),
+        ("def score(completion_ids): ...\n", r"reads completion_ids, which .* does not receive\. Count words"),
+        ("def score(completions, environments): ...\n", r"reads environments, which .* does not receive"),
+        ("import no_such_module\n", r"cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def score(:\n", r"cannot be loaded: SyntaxError"),
+        ("raise SystemExit(3)\n", r"cannot be loaded: SystemExit: 3"),
+    ],
+)
+def test_load_says_what_is_wrong_with_a_file(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "reward.py"
+    path.write_text(text)
+    with pytest.raises(OperatorError, match=message):
+        UserFunction(str(path))
+
+
+def test_load_says_when_there_is_no_file() -> None:
+    with pytest.raises(OperatorError, match=r"--function /nowhere/r.py is not a Python file"):
+        UserFunction("/nowhere/r.py:score")
