@@ -38,11 +38,7 @@ def recognise_pair(row: dict[str, Any]) -> tuple[str, list[Content]]:
     refuse_unread(row, ("prompt", *read))
     if rows[0] == rows[1]:
         raise BadRowError("has equal answers in chosen and rejected: they say nothing about each other")
-    contents = [recognise(each)[1] for each in rows]
-    chosen, rejected = map(_prompt_of, contents)
-    if chosen != rejected:
-        raise BadRowError("has chosen and rejected answers to two prompts: the tokens before the learnt ones differ")
-    return form, contents
+    return form, [recognise(each)[1] for each in rows]
 
 
 def recognise_unpaired(row: dict[str, Any]) -> tuple[str, Content, bool]:
@@ -63,13 +59,6 @@ def recognise_unpaired(row: dict[str, Any]) -> tuple[str, Content, bool]:
     if not is_of_tokens and not (isinstance(content, Completion) and content.prompt):
         raise BadRowError("does not say where the answer begins. Give prompt + completion, or messages")
     return form, content, is_desirable
-
-
-def _prompt_of(content: Content) -> list[int]:
-    """Return the tokens before the first learnt one, of a row of tokens. The very first one is never learnt."""
-    if not isinstance(content, Tokens):
-        return []
-    return content.ids[: next((i for i, weight in enumerate(content.weights) if i and weight), len(content.ids))]
 
 
 def _of_columns(row: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:

@@ -113,6 +113,11 @@ class RowEncoder:
         chosen, rejected = (self._encode(content) for content in recognise_pair(columns)[1])
         if np.array_equal(chosen.tokens, rejected.tokens):
             raise BadRowError("has chosen and rejected answers of equal tokens: they say nothing about each other")
+        first, second = (each.tokens[: _prompt_length(each)] for each in (chosen, rejected))
+        if not np.array_equal(first, second):
+            raise BadRowError(
+                "has chosen and rejected answers to two prompts: the tokens before the learnt ones differ"
+            )
         if self._form == "reward_pairs":
             chosen, rejected = self._with_end(chosen), self._with_end(rejected)
         return [replace(chosen, reward=1.0 + self._margin_of(columns)), replace(rejected, reward=-1.0)]
@@ -158,10 +163,15 @@ class RowEncoder:
 
 def mismatch(row: SftRow, other: SftRow, max_tokens: int) -> SftRow:
     """Return the prompt of a row with the answer of another one, cut to the model's positions, of reward 0."""
-    start, begin = (int(np.argmax(each.weights > 0.0)) for each in (row, other))
+    start, begin = _prompt_length(row), _prompt_length(other)
     tokens = np.concatenate([row.tokens[:start], other.tokens[begin:]])
     weights = np.concatenate([row.weights[:start], other.weights[begin:]])
     return SftRow(tokens[:max_tokens], weights[:max_tokens])
+
+
+def _prompt_length(row: SftRow) -> int:
+    """Return the number of tokens before the first learnt one."""
+    return int(np.argmax(row.weights > 0.0))
 
 
 def _encoded(content: Tokens) -> SftRow:

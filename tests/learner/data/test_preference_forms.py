@@ -65,8 +65,6 @@ def test_texts_are_completions_of_their_prompt() -> None:
         ({"chosen": "q a", "rejected": "q b"}, "text without a prompt. Add the column prompt"),
         ({"chosen": [USER, says("a")], "rejected": [SYSTEM, says("b")]}, "do not begin with the same message"),
         ({"chosen": [USER, says("a")], "rejected": [USER]}, "the other one continues"),
-        ({"chosen": tokens(5, 6, 8), "rejected": tokens(5, 7, 9)}, "answers to two prompts: the tokens before"),
-        ({"chosen": tokens(5, 6, 8), "rejected": tokens(5, 9)}, "answers to two prompts: the tokens before"),
         ({"prompt": "q", "chosen": 1, "rejected": 2}, "completion is 1, expected a string"),
         ({"system": "s", "prompt": "q", "chosen": "a", "rejected": "b"}, "has the column system, which this form does"),
         ({"images": ["p.png"], "prompt": "q", "chosen": "a", "rejected": "b"}, "has the column images, and only text"),

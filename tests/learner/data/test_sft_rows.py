@@ -216,6 +216,27 @@ def test_both_answers_of_a_pair_follow_one_bos_and_end_with_eos(model_with_bos: 
     assert [learnt(row, model_with_bos) for row in pair] == expected
 
 
+def _ids(*ids: int) -> dict[str, list[int]]:
+    return {"input_ids": [*ids], "loss_mask": [0] * (len(ids) - 1) + [1]}
+
+
+@pytest.mark.parametrize("form", ["preferences", "reward_pairs"])
+@pytest.mark.parametrize(
+    ("chosen", "rejected"),
+    [
+        (_ids(5, 6, 8), _ids(5, 7, 9)),
+        (_ids(5, 6, 8), _ids(5, 9)),
+        (
+            [{"role": "system", "content": "s"}, _ASKED, _SAID],
+            [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}, _SAID],
+        ),
+    ],
+)
+def test_pair_of_answers_to_two_prompts_is_refused(model: Path, form: str, chosen: object, rejected: object) -> None:
+    with pytest.raises(BadRowError, match="answers to two prompts: the tokens before the learnt ones differ"):
+        RowEncoder(model, form).encode({"chosen": chosen, "rejected": rejected})
+
+
 def test_blank_lines_are_no_rows_and_keep_the_count(tmp_path: Path, model: Path) -> None:
     good = {"prompt": "a", "response": "b"}
     with pytest.raises(SettingsError, match="line 4 is not JSON"):
