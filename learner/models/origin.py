@@ -7,10 +7,13 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from learner.disk.run_folder import MODELS
 from protocol.errors import OperatorError
 
 ORIGIN = "origin.json"
 LOST = "reference_lost"
+FIRST_REFERENCE = "reference_first"
+"""The weights of a reference that is the policy as the run began: a run may turn its KL on later."""
 
 # Fact -> what differs, and what to change.
 _DIFFERENCES = {
@@ -22,6 +25,8 @@ _DIFFERENCES = {
     "back",
     "reference": "the weights of the KL's reference are not those of the run's earlier steps. Put the weights back "
     "into the folder of reference.model (or of policy.model, if that is empty)",
+    FIRST_REFERENCE: "the weights in the folder of policy.model are not those that the run began with, and they would "
+    "be its reference. Put the weights back, or name the folder that holds them in reference.model",
     "reference_shape": "config.json or code in the folder of reference.model is not what the run's earlier steps had: "
     "with the same weights it is another model. Put it back",
     "critic_shape": "config.json or code in the folder of critic.model is not what the run's earlier steps had: with "
@@ -35,6 +40,8 @@ def check_origin(folder: Path, now: Mapping[str, str]) -> str | None:
     now: facts of the run. Facts that one of the two does not have are not compared.
     """
     then = _read(folder / ORIGIN)
+    if "reference" not in then and (first := _read(folder.parents[2] / MODELS).get("policy.model, its weights")):
+        then[FIRST_REFERENCE] = first
     # Where the checkpoint holds the reference, its name counts; where a folder does, which may have moved, its weights.
     then.pop("reference" if (folder / "reference").is_dir() else "reference_model", None)
     for fact, difference in _DIFFERENCES.items():

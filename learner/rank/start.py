@@ -17,6 +17,7 @@ from learner.checkpoint.sealed_files import Report, no_report
 from learner.disk.model_folder import find_named_model, shape_digest, weights_digest
 from learner.disk.run_folder import MODELS
 from learner.models.critic import CriticEngine
+from learner.models.origin import FIRST_REFERENCE
 from learner.models.policy import PolicyEngine
 from learner.models.reference import BaseReference, ReferenceModel, check_refresh
 from learner.models.reward_model import load_reward_model
@@ -177,6 +178,8 @@ def _origin(
         origin["reference_model"] = settings.reference.model
     if reference is not None and not _has_reference(checkpoint):
         origin["reference"] = weights_digest(of_reference)
+        if not (settings.reference.model or settings.policy.warm_start.data):
+            origin[FIRST_REFERENCE] = origin["reference"]
     return origin
 
 

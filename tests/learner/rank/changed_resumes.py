@@ -14,7 +14,7 @@ from typing import Any
 from learner.models.training.deepspeed_config import import_deepspeed
 from learner.models.world import reduce_tensor
 from learner.objectives.policy_gradient import PolicyGradient
-from learner.rank.start import load_roles
+from learner.rank.start import load_roles, record_models
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
 from tests.learner.models.forked_world import run_world
@@ -28,6 +28,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "other base": (_LORA, {**_LORA, "model": "other"}),
     "same reference": ({"kl": _KL}, {"kl": _KL}),
     "other reference": ({"kl": _KL}, {"kl": _KL, "model": "other"}),
+    "reference of another first policy": ({}, {"kl": _KL, "model": "other"}),
+    "reference of the first policy": ({}, {"kl": _KL}),
     "other reference of adapters": ({**_LORA, "kl": _KL}, {**_LORA, "kl": _KL, "reference": {"model": "other"}}),
     "base again as the reference": ({**_LORA, "kl": _KL, "reference": {"model": "other"}}, {**_LORA, "kl": _KL}),
     "same base as the reference": ({**_LORA, "kl": _KL}, {**_LORA, "kl": _KL, "reference": {"refresh_every_steps": 1}}),
@@ -101,9 +103,11 @@ def refusals(folder: Path) -> dict[str, str]:
     """Return by case what a resume with changed models is refused with; empty: it is not refused."""
     found = {}
     for name, (before, after) in CASES.items():
+        (folder / name).mkdir()
         run = Run(folder, **before)
         run.step(1)
-        state = folder / name / "state"
+        record_models(folder / name, {"policy.model": folder / before.get("model", "model")})
+        state = folder / name / "checkpoints" / "step_000001" / "state"
         run.roles.save_state(state)
         try:
             Run(folder, **after).roles.load_state(state)

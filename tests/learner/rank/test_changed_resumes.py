@@ -33,6 +33,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("other alpha", "policy.lora is rank 4, alpha 64, targets all, and the checkpoint's adapters are of rank 4"),
         ("other base", "the weights in the folder of policy.model are not those to which the checkpoint's adapters"),
         ("other reference", "the weights of the KL's reference are not those of the run's earlier steps"),
+        (
+            "reference of another first policy",
+            "policy.model are not those that the run began with, and they would be its",
+        ),
         ("other reference of adapters", "the weights of the KL's reference are not those of the run's earlier steps"),
         ("base again as the reference", "the weights of the KL's reference are not those of the run's earlier steps"),
         ("other reference that is refreshed", "the weights of the KL's reference are not those of the run's earlier"),
@@ -45,7 +49,9 @@ def test_resume_with_other_models_is_refused(found: dict[str, Any], case: str, p
     assert problem in found["refusals"][case]
 
 
-@pytest.mark.parametrize("case", ["same adapters", "same reference", "same base as the reference"])
+@pytest.mark.parametrize(
+    "case", ["same adapters", "same reference", "same base as the reference", "reference of the first policy"]
+)
 def test_resume_with_the_same_models_is_not_refused(found: dict[str, Any], case: str) -> None:
     assert found["refusals"][case] == ""
 
