@@ -252,18 +252,7 @@ def describe_surprises(settings: "Settings") -> list[str]:
             f"learner.lr_warmup_steps = {learner.lr_warmup_steps} is longer than the policy's {num_steps} steps: its "
             f"learning rate ends at {num_steps / learner.lr_warmup_steps:.2g} of learner.lr."
         )
-    for name, given in (("data.eval", settings.data.eval), ("eval.sets", settings.eval.sets)):
-        if given and not settings.eval.every_steps:
-            surprises.append(
-                f"{name} is never evaluated: eval.every_steps is 0. Set it, such as to 20, or remove {name}."
-            )
-    if both := {one.path for one in entries_of(settings.data.train)} & {
-        one.path for one in entries_of(settings.data.eval)
-    }:
-        surprises.append(
-            f"data.eval has {min(both)}, as data.train has: its scores are of prompts that the policy learns from. "
-            "Give held-out prompts."
-        )
+    surprises += _surprises_of_data(settings)
     if learner.lr >= _LARGEST_LR:
         surprises.append(f"learner.lr = {learner.lr:g} ruins a model within a few steps. Usual are 1e-6 to 1e-4.")
     if (quantization := settings.rollout.engine_args.get("quantization")) is not None:
@@ -272,6 +261,24 @@ def describe_surprises(settings: "Settings") -> list[str]:
             "learner does not have. Watch policy/kl_fresh and policy/effective_sample_share."
         )
     return surprises
+
+
+def _surprises_of_data(settings: "Settings") -> Iterator[str]:
+    for name, given in (("data.eval", settings.data.eval), ("eval.sets", settings.eval.sets)):
+        if given and not settings.eval.every_steps:
+            yield f"{name} is never evaluated: eval.every_steps is 0. Set it, such as to 20, or remove {name}."
+    if both := {one.path for one in entries_of(settings.data.train)} & {
+        one.path for one in entries_of(settings.data.eval)
+    }:
+        yield (
+            f"data.eval has {min(both)}, as data.train has: its scores are of prompts that the policy learns from. "
+            "Give held-out prompts."
+        )
+    if settings.is_of_rows and (num := settings.learner.num_epochs) > 1:
+        yield (
+            f"learner.num_epochs = {num} trains each step's rows {num} times before the next step's. Passes over "
+            "data.train are run.max_epochs."
+        )
 
 
 def _changed(settings: "Settings", name: str, bundle: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Any]]:
