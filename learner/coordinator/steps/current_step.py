@@ -21,6 +21,7 @@ from protocol.errors import FrameError
 from protocol.failpoints import failpoint
 from protocol.settings.settings import Settings
 from protocol.wire import messages as m
+from protocol.wire.trajectory import Trajectory
 
 _ANSWER_WITHIN_S = 1.0
 # Groups that one turn of the loop chooses from, or samples of a step that it assigns, plans, sends to ranks or records;
@@ -65,6 +66,7 @@ class CurrentStep:
         self.has_more_to_do = False  # True: the next turn goes on with a step's work, or answers more ranks
         self.is_ending = False  # True: the end of a step is recorded in part, which must not be committed
         self._work: Iterator[int] | None = None  # pieces of work under way, with the number of samples of each
+        self._spent: list[Trajectory] = []  # of ended steps: freed in pieces, thousands at once would stop the loop
         self._settings = settings
         self._groups = groups
         self._window = window
@@ -167,6 +169,7 @@ class CurrentStep:
 
     def go_on(self) -> None:
         """Do pieces of the work under way, until it ends or a turn's samples have had theirs."""
+        del self._spent[-_MOST_AT_ONCE:]
         num_done = 0
         for num_samples in self._work or ():
             num_done += num_samples
@@ -274,6 +277,7 @@ class CurrentStep:
         self._lines.add(self.step, self.policy_version, metrics, batch)
         failpoint("step_book.after_record")
         self._mailbox.confirm(peer, message.request)
+        self._spent += batch.trajectories
         self.is_ending = False
 
     def _account(self, batch: StepBatch, message: m.StepEnd) -> Iterator[int]:

@@ -1,5 +1,6 @@
 """Large runs: what one turn of the loop does at most, and what several turns do together."""
 
+import gc
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from protocol.wire import messages as m
+from protocol.wire.trajectory import Trajectory
 from tests.learner.coordinator.coordinator_script import Script, settings_of
 
 
@@ -74,6 +76,21 @@ def test_end_of_a_large_step_takes_several_turns_and_is_committed_and_sent_with_
     assert [done.request for done in whole.take("rank-0", m.Done)] == [9]
     assert sum(len(trained.groups) for trained in whole.take("s1", m.GroupsTrained)) == 80
     assert whole.take("s1", m.Lease)  # of the next version: none before the end is recorded
+
+
+def test_one_turn_frees_at_most_1024_samples_of_an_ended_step_and_later_turns_the_others(whole: Script) -> None:
+    def num_held() -> int:
+        return sum(isinstance(each, Trajectory) for each in gc.get_objects())
+
+    others = num_held() - 2560
+    end(whole)
+    while whole.coordinator.is_ending_step:
+        whole.advance()
+    held = [num_held() - others]
+    for _ in range(3):
+        whole.advance()
+        held.append(num_held() - others)
+    assert held == [2560, 1536, 512, 0]
 
 
 def test_repeated_end_of_a_step_that_is_being_recorded_is_confirmed_once(whole: Script) -> None:
