@@ -52,8 +52,8 @@ def plan_groups(
         for num_parts in sorted({1, -(-2 * num_ranks // len(groups))} if num_ranks > 1 else {1})
     ]
     plans = [_plan_units(units, *size) for units in candidates]
-    if min(busiest for _, busiest in plans) * num_ranks > sum(cost(lengths[i]) for group in groups for i in group):
-        alone = [_unit([index], lengths, 0) for group in groups for index in group]
+    alone = [_Unit([i], lengths[i], cost(lengths[i])) for group in groups for i in group]
+    if min(busiest for _, busiest in plans) * num_ranks > sum(unit.cost for unit in alone):
         plans.append(_plan_units(alone, *size))
     return min(plans, key=lambda each: each[1])[0]
 

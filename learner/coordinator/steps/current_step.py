@@ -5,7 +5,7 @@ Its groups stay open until the step has ended. If the ranks take parts, it begin
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 
 from msgspec import UNSET, structs
 
@@ -86,7 +86,7 @@ class CurrentStep:
 
     @property
     def detail(self) -> str:
-        """What the run does or waits for, for users. Takes milliseconds with thousands of groups."""
+        """What the run does or waits for, for users."""
         if self._awaited is None:
             return self._detail
         return f"step {self.step + 1} waits for {self._missing(self._awaited or self._groups.training)}"
@@ -227,13 +227,14 @@ class CurrentStep:
         self._detail, self._awaited = f"step {batch.step} is training", None
 
     def _missing(self, names: Iterable[str]) -> str:
-        training = self._groups.training
-        awaited = [training[name] for name in names if name in training and not training[name].is_ready]
-        servers = {server for group in awaited[:_MOST_NAMED] for server in group.holders.values()}
+        found = (self._groups.training.get(name) for name in names)
+        awaited = list(islice((group for group in found if group and not group.is_ready), _MOST_NAMED + 1))
+        servers = {server for group in awaited for server in group.holders.values()}
         if not servers:
             return "a server with the current weights"
-        where = " on" if len(awaited) <= _MOST_NAMED else ", the oldest on"
-        return f"{len(awaited)} groups{where} {', '.join(sorted(servers))}"
+        is_all = len(awaited) <= _MOST_NAMED
+        which = f"{len(awaited)} groups on" if is_all else f"more than {_MOST_NAMED} groups, the oldest on"
+        return f"{which} {', '.join(sorted(servers))}"
 
     def _has_ended(self, step: int) -> bool:
         """Return whether a rank that asks for `step` gets the end: the run is stopped, or all its steps are done.
