@@ -36,8 +36,9 @@ class ValueModel(torch.nn.Module):
     def __init__(self, body: Any) -> None:
         super().__init__()
         self.config = body.config
-        self._body_name = body.base_model_prefix or "model"
-        setattr(self, self._body_name, body)
+        # transformers reads this attribute where it writes the stacked experts of a mixture one by one.
+        self.base_model_prefix = body.base_model_prefix or "model"
+        setattr(self, self.base_model_prefix, body)
         hidden_size = int(body.get_input_embeddings().embedding_dim)
         self.score = torch.nn.Linear(hidden_size, 1, bias=False, dtype=body.dtype)
         # A fresh head returns 0 for every token, and nothing random.
@@ -47,7 +48,7 @@ class ValueModel(torch.nn.Module):
 
     def forward(self, micro_batch: MicroBatch) -> Tensor:
         """Return the value of the state before each model token, [K] float32."""
-        hidden = getattr(self, self._body_name)(
+        hidden = getattr(self, self.base_model_prefix)(
             input_ids=micro_batch.tokens,
             position_ids=micro_batch.position_ids,
             segments=micro_batch.segments,

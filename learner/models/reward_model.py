@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -68,6 +69,16 @@ def load_reward_model(settings: PolicySettings, *, name: str) -> RewardEngine:
     return RewardEngine(settings)
 
 
+def find_unserved(folder: Path) -> str | None:
+    """Return a sentence for a model whose trained folder no reward service could load, or None."""
+    if _class_name(json.loads((folder / "config.json").read_text(encoding="utf-8"))) is not None:
+        return None
+    return (
+        f"transformers has no sequence classification for {folder}: sluice serve-reward cannot load the trained reward "
+        "model. critic.model can."
+    )
+
+
 def _at_ends(micro_batch: MicroBatch) -> MicroBatch:
     """Return the micro-batch with the last token of each trajectory in place of its model tokens."""
     ends = torch.tensor(micro_batch.lengths, device=micro_batch.tokens.device).cumsum(0) - 1
@@ -75,12 +86,16 @@ def _at_ends(micro_batch: MicroBatch) -> MicroBatch:
 
 
 def _describe(path: Path, scale: tuple[float, float] | None) -> None:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
-
     config = json.loads(path.read_text(encoding="utf-8"))
-    name = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(config["model_type"])
-    config |= {"architectures": [name]} if name else {}
+    config |= {"architectures": [name]} if (name := _class_name(config)) else {}
     config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}  # one output
     config |= {"mean": None, "std": None} if scale is None else {"mean": scale[0], "std": scale[1]}
     config.pop("normalize_reward", None)  # of the model that the training began from
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _class_name(config: dict[str, Any]) -> str | None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+
+    name: str | None = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(config["model_type"])
+    return name

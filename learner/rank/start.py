@@ -20,7 +20,7 @@ from learner.models.critic import CriticEngine
 from learner.models.origin import FIRST_REFERENCE
 from learner.models.policy import PolicyEngine
 from learner.models.reference import BaseReference, ReferenceModel, check_refresh
-from learner.models.reward_model import load_reward_model
+from learner.models.reward_model import find_unserved, load_reward_model
 from learner.models.roles import Roles, load_policy
 from learner.models.settings import critic_settings, policy_settings, reference_settings
 from learner.models.start_check import check_model
@@ -117,6 +117,8 @@ def load(
     folders: as `find_models` returns them. report: takes the rank's phase. note: takes sentences for the user.
     """
     roles = load_roles(settings, folders, checkpoint, report)
+    if settings.objective == "reward_model" and (text := find_unserved(folders["policy.model"])) is not None:
+        note(text)
     step, version = (0, 0) if checkpoint is None else load_checkpoint(roles, checkpoint, note)
     return Models(roles, step, version, are_saved=checkpoint is not None)
 

@@ -10,13 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForSequenceClassification
 
 from learner.models.critic import load_value_model
 from learner.models.model_loading import load_model
+from learner.models.reward_model import find_unserved
+from learner.models.weights.pushed import as_on_disk, weights_of
 from protocol.errors import OperatorError
 from protocol.value_heads import HEAD_NAMES
 from tests.benchmarks.packing_table import settings_of
-from tests.fakes.tiny_models import make_tiny_model
+from tests.fakes.tiny_models import make_tiny_mixture, make_tiny_model
 
 HIDDEN = 32
 HEAD = torch.linspace(-1.0, 1.0, HIDDEN)[None]
@@ -54,6 +57,24 @@ def test_values_have_the_unit_of_the_rewards_that_the_reward_model_serves(
     critic = load_value_model(replace(settings_of(folder), role="critic"))
     assert torch.equal(critic.score.weight, HEAD / std)
     assert float(critic.bias) == bias
+
+
+def test_mixture_as_a_reward_model_is_written_as_transformers_reads_it(tmp_path: Path) -> None:
+    folder = make_tiny_mixture(tmp_path / "mixture")
+    model = load_value_model(settings_of(folder))
+    on_disk = as_on_disk(model, {weight.name: weight.merge() for weight in weights_of(model)})
+    save_file({name: each.clone() for name, each in on_disk.items()}, folder / "model.safetensors", {"format": "pt"})
+    read, report = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, output_loading_info=True)
+    assert not report["missing_keys"] | report["unexpected_keys"]
+    own = dict(model.named_parameters())
+    assert all(torch.equal(own[name], each) for name, each in read.named_parameters())
+
+
+@pytest.mark.parametrize(("kind", "is_served"), [("qwen2", True), ("granite", False)])
+def test_model_without_sequence_classification_is_reported(tmp_path: Path, kind: str, is_served: bool) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    text = find_unserved(tmp_path) or ""
+    assert ("sluice serve-reward cannot load the trained reward model" in text) is not is_served
 
 
 def test_body_of_a_wrapped_model_is_loaded(folder: Path) -> None:
