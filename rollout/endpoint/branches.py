@@ -16,6 +16,7 @@ from typing import Any
 from rollout.episodes.conversation import Conversation
 
 Unit = tuple[Any, ...]  # comparable message; its first part is the role
+Wording = tuple[str, Sequence[str]]  # text of a message with its white space, and the ids of its calls
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class BranchTurn:
     num_units: int  # messages up to its end
     last_token: int  # id of its last token
     num_model_tokens: int = 0  # policy's tokens up to its end
+    wording: Wording = ("", ())  # text and ids as answered
 
 
 @dataclass
@@ -62,12 +64,12 @@ class Branches:
     num_changed: int = 0  # requests that hold a turn of the policy in other words
     with_stop: dict[Unit, Unit] = field(default_factory=dict)  # turn with its stop string -> turn as answered
 
-    def place(self, kind: Hashable, history: Sequence[Unit]) -> Place:
-        """Return where a request with this history continues, and mark its branch busy."""
+    def place(self, kind: Hashable, history: Sequence[Unit], wordings: Sequence[Wording]) -> Place:
+        """Return where a request with this history continues, and mark its branch busy. wordings: of its messages."""
         history = self._without_stops(history)
-        source, num_turns = self._longest_match(kind, history, operator.eq)
+        source, num_turns = self._longest_match(kind, history, wordings, operator.eq)
         if source is None or num_turns < len(source.turns):
-            similar, num_similar = self._longest_match(kind, history, _has_no_other_text)
+            similar, num_similar = self._longest_match(kind, history, wordings, _has_no_other_text)
             if similar is not None and (source is None or num_similar > num_turns):
                 source, num_turns = similar, num_similar
         self.num_changed += self._has_changed_turn(history, source.turns[num_turns - 1].num_units if source else 0)
@@ -127,24 +129,38 @@ class Branches:
         return False
 
     def _longest_match(
-        self, kind: Hashable, history: Sequence[Unit], is_same: Callable[[Sequence[Unit], Sequence[Unit]], bool]
+        self,
+        kind: Hashable,
+        history: Sequence[Unit],
+        wordings: Sequence[Wording],
+        is_same: Callable[[Sequence[Unit], Sequence[Unit]], bool],
     ) -> tuple[Branch | None, int]:
-        """Return the branch with the most of this history up to the end of a turn, and that turn's number."""
+        """Return the branch with the most of this history up to the end of a turn, and that turn's number.
+
+        Of branches with as much, prefer the one with the agent's own wording: two turns of one history may differ in
+        white space alone. Then prefer the one that can continue as it is.
+        """
         best: tuple[Branch | None, int] = (None, 0)
-        best_units = 0
+        best_rank = (0, 0, False)
         for branch in self.branches:
             if branch.kind != kind or branch.conversation is None:
                 continue
             for number in range(len(branch.turns), 0, -1):
                 num_units = branch.turns[number - 1].num_units
-                if num_units < best_units or not is_same(history[:num_units], branch.history[:num_units]):
+                if num_units < best_rank[0] or not is_same(history[:num_units], branch.history[:num_units]):
                     continue
-                # Prefer the branch that can continue as it is.
                 is_free = number == len(branch.turns) and not branch.is_busy
-                if num_units > best_units or is_free:
-                    best, best_units = (branch, number), num_units
+                rank = (num_units, _num_same(branch.turns[:number], wordings), is_free)
+                if rank > best_rank:
+                    best, best_rank = (branch, number), rank
                 break
         return best
+
+
+def _num_same(turns: Sequence[BranchTurn], wordings: Sequence[Wording]) -> int:
+    """Return how many texts and ids of turns came back exactly as they were answered."""
+    pairs = ((turn.wording, wordings[turn.num_units - 1]) for turn in turns)
+    return sum((text == sent) + (ids == sent_ids) for (text, ids), (sent, sent_ids) in pairs)
 
 
 def _has_no_other_text(history: Sequence[Unit], known: Sequence[Unit]) -> bool:

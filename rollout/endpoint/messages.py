@@ -22,6 +22,11 @@ class Message:
     rendered: dict[str, Any]  # message for the chat template
     same_as: tuple[Any, ...]  # equal for messages with the same meaning
 
+    @property
+    def wording(self) -> tuple[str, list[str]]:
+        """Its text, without white space around it, and the ids of its calls."""
+        return self.rendered["content"].strip(), [call["id"] for call in self.rendered.get("tool_calls", ())]
+
 
 def read_messages(messages: Sequence[Mapping[str, Any]], field: str = "messages") -> list[Message]:
     """Return an agent's messages. Raises: Refusal naming the first that a text model cannot read.

@@ -134,7 +134,7 @@ class AgentSession:
         self._num_requests += 1
         if self._num_requests > self.settings.max_requests:
             raise Refusal(400, f"more than agents.max_requests = {self.settings.max_requests} requests in one session")
-        place = self._branches.place(request.kind, request.history)
+        place = self._branches.place(request.kind, request.history, request.wordings)
         branch = place.branch
         try:
             num_before, generation = await self._generate(request, place)
@@ -153,7 +153,7 @@ class AgentSession:
         self._written_ids |= {call.id: call.written_id for call in text.calls if call.written_id}
         history = [*request.history, text.unit]
         num_model_tokens = branch.conversation.transcript.num_model_tokens
-        turn = BranchTurn(len(history), generation.tokens[-1], num_model_tokens)
+        turn = BranchTurn(len(history), generation.tokens[-1], num_model_tokens, text.wording)
         number = self._branches.add_turn(branch, history, turn, text.unit_with_stop)
         version = generation.version_spans[-1][2]
         return TurnReply(secrets.token_hex(12), int(time.time()), text, num_before, version, branch, number)
@@ -196,8 +196,12 @@ class AgentSession:
         elif conversation.observe(tokens):
             return conversation
         self._is_out_of_room = True
-        problem = "the request leaves no room for an answer in rollout.max_context_tokens"
-        raise Refusal(400, problem, "messages", "context_length_exceeded")
+        # Clients recognise a full context by these words of vLLM's, and end the conversation in order.
+        limit = self._conversations.settings.max_context_tokens
+        problem = f"This model's maximum context length is {limit} tokens (rollout.max_context_tokens)"
+        raise Refusal(
+            400, f"{problem}: the request leaves no room for an answer", "messages", "context_length_exceeded"
+        )
 
     def _result(self, reward: RewardBody | None) -> AgentResult:
         branch = self._branches.branch_to_train(self.settings.trained_conversation)

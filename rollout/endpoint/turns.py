@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rollout.endpoint.branches import Branch, Unit
+from rollout.endpoint.branches import Branch, Unit, Wording
 from rollout.endpoint.messages import Message, own_turn
 
 _DIGITS = string.digits + string.ascii_lowercase
@@ -53,6 +53,11 @@ class TurnRequest:
         """The history in comparable form."""
         return [message.same_as for message in self.messages]
 
+    @property
+    def wordings(self) -> list[Wording]:
+        """What the comparable form leaves out of each message."""
+        return [message.wording for message in self.messages]
+
 
 @dataclass(frozen=True)
 class AgentCall:
@@ -83,6 +88,11 @@ class TurnText:
     def unit(self) -> Unit:
         """The turn in comparable form."""
         return own_turn(self.content, [(call.name, call.arguments) for call in self.calls])
+
+    @property
+    def wording(self) -> Wording:
+        """What the comparable form leaves out."""
+        return self.content.strip(), [call.id for call in self.calls]
 
     @property
     def unit_with_stop(self) -> Unit | None:

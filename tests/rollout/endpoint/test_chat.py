@@ -127,6 +127,24 @@ async def test_history_that_was_changed_is_another_conversation_and_the_last_ans
     assert trajectory.facts.reward_logs["environment/dropped_conversations"] == 1.0
 
 
+@pytest.mark.parametrize("chosen", [0, 1])
+async def test_agent_that_drew_two_turns_continues_the_one_that_it_sends_back(chosen: int) -> None:
+    """In code, white space alone may tell the two apart."""
+    texts = ["if x:\n  a()\n  b()", "if x:\n  a()\nb()"]
+    turns = iter([*texts, "ok"])
+    async with taken(lambda context: next(turns) + "<|im_end|>") as (scene, told, client):
+        messages: list[Any] = [{"role": "user", "content": "code?"}]
+        drawn = [await client.chat.completions.create(model="m", messages=messages) for _ in texts]
+        assert [turn.choices[0].message.content for turn in drawn] == texts
+        again = [*messages, drawn[chosen].choices[0].message, {"role": "user", "content": "it ran"}]
+        await client.chat.completions.create(model="m", messages=again)
+        await scene.end(told, "reward", reward=1.0)
+        trajectory = await scene.trajectory("g")
+    (_, turn), (before, last) = scene.engine.wrote[chosen], scene.engine.wrote[-1]
+    assert trajectory.tokens.tolist() == before + last
+    assert [int(t) for t, is_own in zip(trajectory.tokens, trajectory.loss_mask, strict=True) if is_own] == turn + last
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 0.2}, "rollout.temperature = 1"),
     ({"top_p": 0.9}, "top_p = 0.9 draws from another distribution"),
@@ -144,7 +162,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"extra_body": {"guided_json": {}}}, "guided_json is not known here"),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role is 'king'"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "has a part of the type 'image_url'"),
-    ({"messages": [{"role": "user", "content": "x" * 5000}]}, "leaves no room for an answer"),
+    ({"messages": [{"role": "user", "content": "x" * 5000}]}, "maximum context length is 4096 tokens"),
 ]
 
 
