@@ -229,7 +229,7 @@ class CurrentStep:
     def _missing(self, names: Iterable[str]) -> str:
         found = (self._groups.training.get(name) for name in names)
         awaited = list(islice((group for group in found if group and not group.is_ready), _MOST_NAMED + 1))
-        servers = {server for group in awaited for server in group.holders.values()}
+        servers = {server for group in awaited[:_MOST_NAMED] for server in group.holders.values()}
         if not servers:
             return "a server with the current weights"
         is_all = len(awaited) <= _MOST_NAMED

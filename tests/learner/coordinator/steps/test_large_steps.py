@@ -80,7 +80,7 @@ def test_end_of_a_large_step_takes_several_turns_and_is_committed_and_sent_with_
 
 def test_one_turn_frees_at_most_1024_samples_of_an_ended_step_and_later_turns_the_others(whole: Script) -> None:
     def num_held() -> int:
-        return sum(isinstance(each, Trajectory) for each in gc.get_objects())
+        return sum(type(each) is Trajectory for each in gc.get_objects())
 
     gc.collect()  # what other tests left
     others = num_held() - 2560
