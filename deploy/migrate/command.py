@@ -106,9 +106,9 @@ def merge_adapter(adapter: Path, output: Path) -> str:
 
     TRL's output folder and verl's lora_adapter are such. The weights keep the base's type.
     The tokenizer is the adapter folder's, if it has one.
-    Raises: SettingsError when `output` exists, or the adapter or its base cannot be read.
+    Raises: SettingsError when `output` exists, or the adapter or its base cannot be read, or do not fit each other.
     """
-    from peft import PeftModel
+    from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if output.exists():
@@ -116,6 +116,7 @@ def merge_adapter(adapter: Path, output: Path) -> str:
     try:
         base = str(json.loads((adapter / CONFIG).read_bytes())["base_model_name_or_path"] or "")
         model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), str(adapter))
+        read: Any = set_peft_model_state_dict(model, load_peft_weights(str(adapter), device="cpu"))
         has_tokenizer = any(path.name.startswith("tokenizer") for path in adapter.iterdir())
         tokenizer = AutoTokenizer.from_pretrained(str(adapter) if has_tokenizer else base)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -123,6 +124,13 @@ def merge_adapter(adapter: Path, output: Path) -> str:
             f"migrate: {adapter} cannot be merged into its base ({type(error).__name__}: {str(error)[:300]}). Set "
             f"base_model_name_or_path in its {CONFIG} to a model in reach."
         ) from None
+    # PEFT leaves out what does not fit: the result would be the base, or a reward model without its head.
+    unused, missing = read.unexpected_keys, [name for name in read.missing_keys if ".lora_" in name]
+    if unused or missing:
+        raise SettingsError(
+            f"migrate: {adapter} does not fit its base {base}: {len(unused)} tensors have no place there and "
+            f"{len(missing)} are missing, such as {[*unused, *missing][0]}. Merge it with the program that trained it."
+        )
     partial = output.with_name(f"{output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     model.merge_and_unload().save_pretrained(partial)

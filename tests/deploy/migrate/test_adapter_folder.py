@@ -1,6 +1,7 @@
 """Adapters that PEFT writes for TRL and verl, merged into their base by `sluice migrate`, give the adapter's model."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -81,6 +82,30 @@ def test_adapter_without_its_base_is_refused(base: Path, tmp_path: Path, capsys:
     config.write_text(json.dumps(given), encoding="utf-8")
     assert run_verb(["migrate", str(tmp_path / "adapter"), "--output", str(tmp_path / "whole")]) == 2
     assert "Set base_model_name_or_path in its adapter_config.json to a model in reach." in capsys.readouterr().err
+    assert not (tmp_path / "whole").exists()
+
+
+@pytest.mark.filterwarnings("ignore:Found missing adapter keys")
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            lambda name: name.replace("model.layers", "model.language_model.layers"),
+            "8 tensors have no place there and 8",
+        ),
+        (lambda name: name if ".layers.0." in name else None, "0 tensors have no place there and 4 are missing"),
+        (lambda name: name if "down_proj.lora_A" not in name else "base_model.model.score.weight", "1 tensors have no"),
+    ],
+)
+def test_adapter_that_its_base_does_not_take_whole_is_refused(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[str], str | None], problem: str
+) -> None:
+    _save_as_trl(_adapted(base), tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    changed = {change(name): tensor for name, tensor in load_file(file).items()}
+    save_file({name: tensor for name, tensor in changed.items() if name}, file, metadata={"format": "pt"})
+    assert run_verb(["migrate", str(tmp_path / "adapter"), "--output", str(tmp_path / "whole")]) == 2
+    assert problem in capsys.readouterr().err
     assert not (tmp_path / "whole").exists()
 
 
