@@ -119,7 +119,7 @@ class ReferenceModel(TrainedModel):
         method = self.scored.method
         del self._engine, self._model, self._shards, self.scored  # not two models at a time
         self._load(folder)
-        self.scored.method = method
+        self.scored.use(method)
 
 
 class BaseReference:

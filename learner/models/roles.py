@@ -93,7 +93,7 @@ def load_policy(settings: PolicySettings, *, name: str) -> PolicyEngine:
     """
     method = check_model(settings, "language model", name=name)
     policy = PolicyEngine(settings)
-    policy.scored.method = method
+    policy.scored.use(method)
     return policy
 
 

@@ -239,7 +239,7 @@ def _reference(
         is_offloaded=settings.reference.offload,
         is_kept=bool(settings.reference.refresh_every_steps) or not is_named or _has_reference(checkpoint),
     )
-    reference.scored.method = method
+    reference.scored.use(method)
     _check_size("reference.model", named, reference.vocab_size, policy.vocab_size)
     return reference
 

@@ -41,7 +41,8 @@ class ScoredModel:
 
     def __init__(self, model: Any) -> None:
         head = model.get_output_embeddings()
-        self.method: Method = "head" if type(head) is nn.Linear else "logits"
+        self._has_plain_head = type(head) is nn.Linear
+        self.method: Method = "head" if self._has_plain_head else "logits"
         self._request: Scoring | None = None
         self._replaced: list[tuple[Any, str, Any]] = []  # (owner, attribute, own value) until `_end`
         if self.method == "head":
@@ -52,6 +53,10 @@ class ScoredModel:
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
         model.register_forward_hook(self._end, with_kwargs=True, always_call=True)
         model.scored = self
+
+    def use(self, method: Method) -> None:
+        """Use the method that the start's check has chosen. A head with adapters, which it does not see, has one."""
+        self.method = method if self._has_plain_head else "logits"
 
     def _begin(self, model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         self._request = kwargs.pop("scoring", None)

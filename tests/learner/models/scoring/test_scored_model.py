@@ -9,9 +9,10 @@ import transformers
 from torch import Tensor
 
 from learner.models import varlen_attention
-from learner.models.gradient import score_tokens
+from learner.models.gradient import score_tokens, token_logits
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.scoring.scored_model import Scoring, make_scored, scored_model
+from learner.models.weights.lora import LoraForm, add_adapters
 from tests.benchmarks.packing_table import _BASE, ARCHITECTURES, VOCAB, OneProcess
 
 TEMPERATURE = 0.7
@@ -122,3 +123,16 @@ def test_model_that_gives_logits_of_other_tokens_than_asked_for_is_refused_and_c
     segments = varlen_attention.Segments((4,), torch.device("cpu"))
     asked = Scoring(torch.tensor([1, 2, 3, 1]), 1.0, with_entropy=False)
     assert model(input_ids=tokens, segments=segments, scoring=asked).logits.shape == (1, 4, 2)
+
+
+def test_head_with_adapters_has_the_logprobs_of_its_logits() -> None:
+    model = make_model("Qwen2Config")
+    add_adapters(model, LoraForm(rank=4, alpha=8.0, targets=("q_proj", "lm_head")))
+    torch.nn.init.normal_(model.lm_head.lora_B["default"].weight)
+    make_scored(model)
+    scored_model(model).use("head")  # the choice of a check that sees no adapters
+    logprobs, _ = score(model)
+    batch = micro_batch()
+    logits = token_logits(OneProcess(model), batch) / TEMPERATURE
+    expected = logits.log_softmax(-1).gather(1, batch.targets[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, expected)
