@@ -23,6 +23,7 @@ from rollout.episodes.transcript import Transcript
 _T = TypeVar("_T")
 _Body = TypeVar("_Body")
 _MAX_CHATS = 16  # kept renderers of requests with chat_template_kwargs
+_MAX_NAMES = 10_000  # remembered names of tools
 # Agents' texts are never cut: a text that does not fit is refused.
 _UNCUT = 1 << 62
 
@@ -46,6 +47,7 @@ class Rendering:
         self._ends = ends
         self._chat = ChatTokens(own, self._template_kwargs, ends)
         self._chats: dict[str, ChatTokens] = {}  # by a request's own variables
+        self._readable_names: set[str] = set()  # names of tools whose calls can be read
         self._control = control_tokens(own, ends)
         self._numbers = itertools.count()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="agents-text")
@@ -64,6 +66,8 @@ class Rendering:
         if request.may_call and self._calls is None:
             problem = "the model's calls of tools cannot be read. Set tools.call_format"
             raise Refusal(400, problem, "tools", "unsupported_value")
+        if request.may_call:
+            self._check_names(request)
         try:
             self._chat_of(request)
         except SettingsError as error:
@@ -110,6 +114,17 @@ class Rendering:
         if generation.finish_reason == "length":
             finish = "length"
         return TurnText(content, calls, finish, stop, len(generation.tokens))
+
+    def _check_names(self, request: TurnRequest) -> None:
+        """Raise Refusal for a tool whose name makes its calls unreadable."""
+        for tool in request.tools:
+            name = tool["function"]["name"]
+            if name not in self._readable_names and self._calls is not None:
+                if (problem := self._calls.problem_of_name(name)) is not None:
+                    raise Refusal(400, problem, "tools", "unsupported_value")
+                if len(self._readable_names) >= _MAX_NAMES:
+                    self._readable_names.clear()
+                self._readable_names.add(name)
 
     def _chat_of(self, request: TurnRequest) -> ChatTokens:
         """Return the renderer with a request's variables. Raises: SettingsError for one that the template ignores."""

@@ -44,12 +44,15 @@ _abandoned: set["asyncio.Task[Any]"] = set()
 class GuardedEnvironment:
     """One sample's environment. Every method raises NeighbourError and nothing else."""
 
-    stop: tuple[str, ...]
-
     def __init__(self, make: MakeEnvironment, resources: Resources, turn_timeout_s: float) -> None:
         self._turn_timeout_s = turn_timeout_s
         self.inner: Environment = self.read(lambda: make(resources))
-        self.stop = self.read(lambda: _checked_stop(self.inner.stop))
+        self.read(lambda: _checked_stop(self.inner.stop))
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end the next turn. An environment may change them between turns."""
+        return self.read(lambda: _checked_stop(self.inner.stop))
 
     async def reset(self, task: Task) -> Prompt:
         """Return the prompt: text, or chat messages with a role each."""

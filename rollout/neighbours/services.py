@@ -88,6 +88,8 @@ class Services(ClosedAtExit):
             self.tools.update(listed)
             if missing := self._required - self.tools.keys():
                 raise no_such_tool(min(missing), self.tools, self._spec)
+        if self._tokenizer is not None and isinstance(self.make_environment, MakeToolUse):
+            self.make_environment.check_names(self.resources)
 
     async def close(self) -> None:
         await self.rewards.close()

@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from protocol.errors import SettingsError
 from protocol.settings.tools import McpServer, ToolsSettings
 from protocol.wire.messages import SampleFailed
 from protocol.wire.trajectory import Trajectory
@@ -16,6 +19,7 @@ from tests.fakes.http_servers import Answer, ScriptedServer, scripted_server
 from tests.fakes.playing_session import playing_session
 from tests.fakes.rollout_fakes import make_keys, make_spec
 from tests.fakes.tool_models import FAMILIES
+from tests.rollout.environments.test_real_templates import tokenizer_of
 
 MODEL = FAMILIES["hermes"]
 ROOMY: dict[str, Any] = {
@@ -64,6 +68,17 @@ async def test_tool_behind_a_url_is_told_of_called_and_read() -> None:
     results = ["dry", "Error: no such city", "42", "Error: the argument city is missing"]
     assert [MODEL.result.format(text=result) in text for result in results] == [True] * 4
     assert text.index('"calculator"') < text.index('{"name": "weather", "description": "Says."')
+
+
+async def test_tool_that_the_policy_cannot_name_is_refused_before_the_run() -> None:
+    with scripted_server() as server:
+        url = server.script("weather", Answer({"result": "dry"}))
+        http = {"name": "get-weather", "url": url, "description": "Says.", "parameters": WEATHER}
+        spec = make_spec(environment="tools").model_copy(update={"tools": ToolsSettings(http=[http])})
+        node = Node(server.script("reward", Answer({"rewards": [0.5]})), None, "secret-token-secret", make_keys())
+        async with Services(spec, node, tokenizer_of("lfm2_v2")) as services:
+            with pytest.raises(SettingsError, match="no call of the tool 'get-weather' could be read in the format lf"):
+                await services.check()
 
 
 async def test_tool_that_is_wrong_fails_its_sample_by_name() -> None:

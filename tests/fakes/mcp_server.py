@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import time
+from pathlib import Path
 
 from mcp.server.mcpserver import MCPServer
 
@@ -59,6 +60,8 @@ async def die() -> str:
 
 
 if __name__ == "__main__":
+    for left_out in Path().glob("without_*"):  # a file in the working folder: the tool that it names is not there
+        server.remove_tool(left_out.name.removeprefix("without_"))
     if len(sys.argv) > 1:
         server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
     else:

@@ -71,6 +71,7 @@ class CallReader:
         self._request = ChatCompletionRequest(messages=[], model="policy")
         self._ends = _control_names(tokenizer, ends)
         self._argument_tag: re.Pattern[str] | None = None  # begin or end of an argument; None: arguments are JSON
+        self._known_call = ""  # call that the chat template wrote; empty: it writes none
         self._begins_in_thought = False  # True: the template opens a thought before the policy's turn
         marks = (getattr(self._parser, name, None) for name in ("bot_token", "tool_call_start_token"))
         self._openings = {mark for mark in marks if isinstance(mark, str) and mark}
@@ -78,11 +79,22 @@ class CallReader:
 
     def learn(self, written: str, begins_in_thought: bool) -> None:
         """Take the first word of a well-formed call as the sign of a call, also of one that cannot be read."""
+        self._known_call = written
         opening = written.partition(_PROBE_NAME)[0].split()
         self._openings |= set(opening[:1])
         if tags := re.search(rf"<([^<>/=\s]+)[^<>]*>\s*{_PROBE_ARGUMENTS['city']}\s*</\1>", written):
             self._argument_tag = re.compile(rf"<(/?){re.escape(tags[1])}\b")
         self._begins_in_thought = begins_in_thought
+
+    def problem_of_name(self, name: str) -> str | None:
+        """Return why no call of a tool of this name is read; None: calls are read, or no known call shows it.
+
+        In some formats names are words of a language: pythonic ones have no hyphen and no dot.
+        """
+        known = self._known_call.replace(_PROBE_NAME, name)
+        if not known or self.read(known)[1] == [Call(name, _PROBE_ARGUMENTS)]:
+            return None
+        return f"no call of the tool {name!r} could be read in the format {self.call_format}. Give it another name"
 
     async def read_async(self, text: str) -> tuple[str, list[Call]]:
         """Return `read(text)`. The event loop continues while a long text is read."""

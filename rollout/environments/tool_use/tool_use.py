@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
+from protocol.errors import SettingsError
 from protocol.settings.tools import ToolsSettings
 from rollout.environments.base import Chat, Messages, ModelTool, Prompt, Resources, Step, Task, ToolRefusal, Turn
 from rollout.environments.tool_use.arguments import fit_arguments
@@ -88,6 +89,13 @@ class MakeToolUse:
         if self._reader is None:
             self._reader = choose_reader(self.settings.call_format, tokenizer, self.template_kwargs, ends)
         return self._reader
+
+    def check_names(self, resources: Resources) -> None:
+        """Raise SettingsError for a tool whose name makes its calls unreadable. resources: with all tools."""
+        reader = self.check_model(resources.tokenizer, resources.end_tokens)
+        for schema in self.make_toolbox(resources).schemas:
+            if (problem := reader.problem_of_name(schema["function"]["name"])) is not None:
+                raise SettingsError(f"settings: tools: {problem}, or do not offer it.")
 
 
 def make_tool_use(settings: ToolsSettings) -> MakeToolUse:

@@ -6,6 +6,7 @@ import os.path
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,14 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from protocol.errors import SettingsError
+from protocol.settings.tools import ToolsSettings
+from rollout.endpoint.chat import read_chat
+from rollout.endpoint.rendering import Rendering
+from rollout.endpoint.requests import Refusal, SessionSampling
+from rollout.environments.base import Resources
 from rollout.environments.tool_use.arguments import fit_arguments
 from rollout.environments.tool_use.call_formats import Call, choose_reader
+from rollout.environments.tool_use.tool_use import make_tool_use
 
 FORMATS = {
     "deepseek_v3": ("deepseekv3",),
@@ -97,6 +104,33 @@ def test_calls_that_a_real_template_writes_are_read_back(name: str, call_format:
         assert [(call.name, fit_arguments(call.arguments, TOOL), call.problem) for call in read] == [
             ("plan", call, None) for call in calls
         ]
+
+
+def test_tool_whose_name_a_format_cannot_write_is_refused() -> None:
+    """In LFM2's format a call is Python's. Names of tools of MCP servers often have a hyphen."""
+
+    def resources(model: str, tool: str) -> Resources:
+        schema = {"type": "function", "function": {**TOOL["function"], "name": tool}}
+        return Resources(1, {tool: SimpleNamespace(schema=schema)}, tokenizer_of(model))  # type: ignore[dict-item]
+
+    said = (
+        r"settings: tools: no call of the tool 'get-forecast' could be read in the format lfm2\. Give it another name"
+    )
+    with pytest.raises(SettingsError, match=said):
+        make_tool_use(ToolsSettings(names=[])).check_names(resources("lfm2_v2", "get-forecast"))
+    make_tool_use(ToolsSettings(names=[])).check_names(resources("lfm2_v2", "get_forecast"))
+    make_tool_use(ToolsSettings(names=[])).check_names(resources("qwen3", "get-forecast"))
+
+
+def test_agents_tool_whose_name_a_format_cannot_write_is_refused() -> None:
+    tool = {"type": "function", "function": {**TOOL["function"], "name": "get-forecast"}}
+    raw = json.dumps({"messages": [{"role": "user", "content": "x"}], "tools": [tool]}).encode()
+    rendering = Rendering(tokenizer_of("lfm2_v2"), "auto", {}, frozenset())
+    try:
+        with pytest.raises(Refusal, match="no call of the tool 'get-forecast' could be read in the format lfm2"):
+            rendering.read(read_chat, raw, SessionSampling(1.0, "refuse"))
+    finally:
+        rendering.close()
 
 
 @pytest.mark.parametrize("name", ["cohere2", "gemma3", "gptoss", "llama3", "phi3_5"])

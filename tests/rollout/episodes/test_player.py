@@ -51,6 +51,22 @@ async def test_search_trajectory_has_exact_mask_spans_and_logprobs() -> None:
     assert (asked.label, asked.num_turns) == ("A", 2)
 
 
+async def test_turn_ends_at_the_stop_strings_that_its_environment_has_then() -> None:
+    class Changing(SingleTurn):
+        async def reset(self, task: Task) -> str:
+            self.stop = ("</a>",)
+            return "Q?"
+
+        async def step(self, turn: Turn) -> Step:
+            is_done = self.stop == ("</b>",)
+            self.stop = ("</b>",)
+            return Step("|", is_done=is_done)
+
+    engine = ScriptedEngine(lambda context: "x</a>y</b>z")
+    trajectory = await make_player(engine, Changing).play(SAMPLE)
+    assert engine.decode(trajectory.tokens.tolist()) == "<bos>Q?x</a>|x</a>y</b>"
+
+
 async def test_each_turn_sees_all_tokens_before_it_under_the_version_held() -> None:
     def write(context: str) -> str:
         engine.policy_version = 8

@@ -52,6 +52,7 @@ class McpClient:
         self._starting = asyncio.Lock()
         self._connection: McpConnection | None = None
         self._closing: set[asyncio.Task[None]] = set()  # closing sessions
+        self._offered: dict[str, Any] = {}  # schema of the arguments of each tool that the run's prompts describe
 
     @property
     def is_accepting(self) -> bool:
@@ -60,7 +61,13 @@ class McpClient:
 
     async def list_tools(self) -> list[ListedTool]:
         """Return the server's tools. Raises: NeighbourError."""
-        connection = await self._ensure_started()
+        return await self._list_tools(await self._ensure_started())
+
+    def offer(self, tools: Sequence[ListedTool]) -> None:
+        """Expect these tools of the server also after its next start."""
+        self._offered = {tool.name: tool.input_schema for tool in tools}
+
+    async def _list_tools(self, connection: McpConnection) -> list[ListedTool]:
         tools: list[ListedTool] = []
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
@@ -114,10 +121,20 @@ class McpClient:
             connection = McpConnection(self.server)
             try:
                 await connection.open()
+                await self._check_offered(connection)
             except BaseException:
                 self._close_later(connection)
                 raise
             self._connection = connection
+
+    async def _check_offered(self, connection: McpConnection) -> None:
+        """Raise NeighbourError if a restarted server lacks an offered tool: the policy would read that as a result."""
+        found = {tool.name: tool.input_schema for tool in await self._list_tools(connection)} if self._offered else {}
+        for name, schema in self._offered.items():
+            if found.get(name) != schema:
+                change = "has other arguments" if name in found else "is gone"
+                problem = f"its tool {name!r} {change} since the run began. Start the server as it was, or another run"
+                raise NeighbourError(self._boundary, problem)
 
     async def _within(self, limit_s: float, connection: McpConnection, asked: Awaitable[_T]) -> _T:
         """Return the server's answer. Raises: ToolRefusal for wrong arguments, NeighbourError otherwise."""
@@ -256,9 +273,12 @@ class McpTools:
             advice = f"Start it, or change tools.mcp (name {server.name})."
             raise NeighbourError(error.boundary, f"{error.detail}. {advice}") from error
         if server.tools is None:
+            client.offer(tools)
             return tools
         by_name = {tool.name: tool for tool in tools}
         if missing := [name for name in server.tools if name not in by_name]:
             there = f"It has {', '.join(by_name) or 'none'}."
             raise NeighbourError(f"mcp:{server.name}", f"it has no tool {missing[0]!r}. {there} Change its `tools`.")
-        return [by_name[name] for name in server.tools]
+        chosen = [by_name[name] for name in server.tools]
+        client.offer(chosen)
+        return chosen

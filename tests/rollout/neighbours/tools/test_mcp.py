@@ -102,6 +102,27 @@ async def test_server_that_died_is_started_again() -> None:
         assert (first[1], second[1]) == ("1", "1")
 
 
+async def test_server_that_came_back_without_an_offered_tool_fails_samples_until_it_has_it_again(
+    tmp_path: Path,
+) -> None:
+    """The policy would read "Unknown tool" as the result of a call that its prompt describes."""
+    server = McpServer(name="things", command=COMMAND, folder=str(tmp_path), tools=["echo", "die"])
+    tools = McpTools([server])
+    try:
+        found = await tools.list_tools(())
+        for gone in ("without_add", "without_echo"):  # the run does not offer `add`
+            (tmp_path / gone).touch()
+        with pytest.raises(NeighbourError, match=r"^mcp:things: Connection closed"):
+            await found["die"].answer({})
+        with pytest.raises(NeighbourError, match=r"^mcp:things: its tool 'echo' is gone since the run began"):
+            await found["echo"].answer({"text": "hello"})
+        assert not found["echo"].is_accepting
+        (tmp_path / "without_echo").unlink()
+        assert await found["echo"].answer({"text": "hello"}) == "hello"
+    finally:
+        await tools.close()
+
+
 async def test_server_that_stands_still_is_ended_and_started_again() -> None:
     async with _client(check_s=0.5) as client:
         first = (await client.call("keep", {"note": "a"})).split()
