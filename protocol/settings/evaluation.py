@@ -16,7 +16,7 @@ class EvalSet(Section):
     data: DataPath = Field(min_length=1, description="JSONL or Parquet of held-out prompts, with data.eval's columns.")
     num_prompts: CountAboveZero | None = Field(None, description="Prompts, from the first; null: eval.num_prompts.")
     samples: CountAboveZero | None = Field(None, le=4095, description="Samples of a prompt; null: eval.samples.")
-    temperature: float | None = Field(None, ge=1e-6, le=1e6, description="Temperature; null: rollout.temperature.")
+    temperature: float | None = Field(None, ge=0.01, le=1e6, description="Temperature; null: rollout.temperature.")
 
 
 class EvalSettings(Section):

@@ -60,7 +60,8 @@ class RolloutSettings(Section):
         None,
         description="Longest time of a conversation's turns and replies; then it ends and is scored; null: no limit.",
     )
-    temperature: PositiveFloat = Field(1.0, description="Sampling temperature.")
+    # vLLM silently draws at 0.01 where less is asked for.
+    temperature: float = Field(1.0, ge=0.01, description="Sampling temperature.")
     max_groups_in_flight: CountAboveZero | None = Field(
         None,
         le=4096,
