@@ -29,7 +29,7 @@ _OTHER_FORMS = {
 _OF_CHATS = {
     *("messages", "conversations", "prompt", "completion", "response", "chosen", "rejected", "rejected_messages"),
     "tools",
-}
+}  # columns whose lists and maps are parts of chats, besides those that hold messages
 _decode = msgspec.json.Decoder().decode
 
 
@@ -157,10 +157,13 @@ def _contents(batch: pyarrow.RecordBatch, file: Path, num_before: int) -> list[d
 def _as_rows(batch: pyarrow.RecordBatch | pyarrow.Table) -> list[dict[str, Any]]:
     """Return the rows. Parquet gives each message, call and tool the keys of all others: empty ones are dropped."""
     rows: list[dict[str, Any]] = batch.to_pylist()
-    of_chats = [name for name in batch.schema.names if name in _OF_CHATS]
     for row in rows:
-        row |= {name: _without_empty(row[name]) for name in of_chats}
+        row |= {name: _without_empty(each) for name, each in row.items() if name in _OF_CHATS or _are_messages(each)}
     return rows
+
+
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) and "role" in each for each in value)
 
 
 def _without_empty(value: Any) -> Any:

@@ -145,11 +145,12 @@ def test_parquet_gives_the_rows_of_jsonl(tmp_path: Path, model: Path) -> None:
     assert [learnt(row, model) for row in load_rows(path, model)] == [_ANSWERED, [("2+2=", 0.0), ("4<eos>", 1.0)]]
 
 
-def test_parquet_adds_no_argument_of_other_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("column", ["messages", "input", "dialog"])
+def test_parquet_adds_no_argument_of_other_rows(tmp_path: Path, column: str) -> None:
     calls = [[{"function": {"name": "f", "arguments": each}}] for each in ({"city": "Paris"}, {"days": 3})]
-    rows = [{"messages": [_ASKED, {"role": "assistant", "tool_calls": each}]} for each in calls]
+    rows = [{column: [_ASKED, {"role": "assistant", "tool_calls": each}]} for each in calls]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    read = [row.content["messages"][1]["tool_calls"] for row in each_row(tmp_path / "rows.parquet")]
+    read = [row.content[column][1]["tool_calls"] for row in each_row(tmp_path / "rows.parquet")]
     assert read == calls
 
 
