@@ -39,6 +39,15 @@ class Env:
 def load_environment(name):
     return Env(name == "groups")
 """
+_CLIENTS = """
+class Client:
+    async def close(self):
+        print("closed", flush=True)
+
+
+def resolve_client(config):
+    return Client()
+"""
 _NEW = """
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -58,11 +67,22 @@ class ModelContext:
         pass
 
 
+class Taskset(list):
+    config = None
+
+    def toolsets(self, config):
+        return []
+
+
 class Env:
-    taskset = [SimpleNamespace(kind=kind, data=SimpleNamespace(prompt_text=kind)) for kind in _TRACES]
+    taskset = Taskset(SimpleNamespace(kind=kind, data=SimpleNamespace(prompt_text=kind)) for kind in _TRACES)
+
+    async def start(self):
+        pass
 
     @asynccontextmanager
     async def serving(self):
+        print("clients add up", flush=True)
         yield
 
     async def run_episode(self, task, context):
@@ -91,6 +111,7 @@ def _set_up(folder: Path, interface: str) -> Path:
     package.mkdir()
     (package / "__init__.py").write_text(_OLD)
     (package / "types.py").write_text("from types import SimpleNamespace as ClientConfig\n")
+    (package / "clients.py").write_text(_CLIENTS)
     (package / "v1.py").write_text(_NEW)
     blocks = re.findall(r"```python\n(# serve_tasks\.py\n.*?)```", _PAGE.read_text(), re.DOTALL)
     server = folder / "serve_tasks.py"
@@ -101,7 +122,8 @@ def _set_up(folder: Path, interface: str) -> Path:
 @pytest.mark.parametrize("interface", ["old", "new"])
 async def test_sample_that_its_task_set_did_not_score_gets_no_reward(interface: str, tmp_path: Path) -> None:
     server, port = _set_up(tmp_path, interface), free_port()
-    with subprocess.Popen([sys.executable, str(server), "mine", str(port)], cwd=tmp_path) as serving:
+    command = [sys.executable, str(server), "mine", str(port)]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as serving:
         try:
             transport = httpx.AsyncHTTPTransport(retries=8)  # of connections, with growing pauses
             async with httpx.AsyncClient(transport=transport, timeout=30.0) as client:
@@ -114,6 +136,10 @@ async def test_sample_that_its_task_set_did_not_score_gets_no_reward(interface: 
                 right, wrong, *unscored = await asyncio.gather(*map(play, range(5)))
         finally:
             serving.terminate()
+        assert serving.stdout is not None
+        printed = serving.stdout.read()
+    # Each sample's client ends with it: a run makes many thousands.
+    assert (printed.count("closed"), printed.count("add up")) == (5 if interface == "old" else 0, 0)
     assert [(status, json.loads(reward)) for status, reward in (right, wrong)] == [(200, 1.0), (200, 0.0)]
     assert [status for status, _ in unscored] == [500] * 3
     for reason, (_, text) in zip(_UNSCORED[interface], unscored, strict=True):
