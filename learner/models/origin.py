@@ -25,8 +25,9 @@ _DIFFERENCES = {
     "back",
     "reference": "the weights of the KL's reference are not those of the run's earlier steps. Put the weights back "
     "into the folder of reference.model (or of policy.model, if that is empty)",
-    FIRST_REFERENCE: "the weights in the folder of policy.model are not those that the run began with, and they would "
-    "be its reference. Put the weights back, or name the folder that holds them in reference.model",
+    FIRST_REFERENCE: "the weights in the folder of policy.model, or their warm start, are not those that the run began "
+    "with, and they would be its reference. Put weights, policy.warm_start and its file back, or name the folder that "
+    "holds the first weights in reference.model",
     "reference_shape": "config.json or code in the folder of reference.model is not what the run's earlier steps had: "
     "with the same weights it is another model. Put it back",
     "critic_shape": "config.json or code in the folder of critic.model is not what the run's earlier steps had: with "
@@ -41,7 +42,7 @@ def check_origin(folder: Path, now: Mapping[str, str]) -> str | None:
     """
     then = _read(folder / ORIGIN)
     if "reference" not in then and (first := _read(folder.parents[2] / MODELS).get("policy.model, its weights")):
-        then[FIRST_REFERENCE] = first
+        then.setdefault(FIRST_REFERENCE, first)  # it is there if the run began with a warm start
     # Where the checkpoint holds the reference, its name counts; where a folder does, which may have moved, its weights.
     then.pop("reference" if (folder / "reference").is_dir() else "reference_model", None)
     for fact, difference in _DIFFERENCES.items():

@@ -180,8 +180,10 @@ def _origin(
         origin["reference_model"] = settings.reference.model
     if reference is not None and not _has_reference(checkpoint):
         origin["reference"] = weights_digest(of_reference)
-        if not (settings.reference.model or settings.policy.warm_start.data):
+        if not settings.reference.model:
             origin[FIRST_REFERENCE] = origin["reference"]
+    elif checkpoint is None and settings.policy.warm_start.data:
+        origin[FIRST_REFERENCE] = weights_digest(base)  # `record_models` writes that of policy.model
     return origin
 
 

@@ -30,6 +30,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "other reference": ({"kl": _KL}, {"kl": _KL, "model": "other"}),
     "reference of another first policy": ({}, {"kl": _KL, "model": "other"}),
     "reference of the first policy": ({}, {"kl": _KL}),
+    "reference of the first warm start": ({"warm": "rows"}, {"warm": "rows", "kl": _KL}),
+    "reference of another warm start": ({"warm": "rows"}, {"warm": "other rows", "kl": _KL}),
+    "reference without the first warm start": ({"warm": "rows"}, {"kl": _KL}),
+    "reference of a later warm start": ({}, {"warm": "rows", "kl": _KL}),
     "other reference of adapters": ({**_LORA, "kl": _KL}, {**_LORA, "kl": _KL, "reference": {"model": "other"}}),
     "base again as the reference": ({**_LORA, "kl": _KL, "reference": {"model": "other"}}, {**_LORA, "kl": _KL}),
     "same base as the reference": ({**_LORA, "kl": _KL}, {**_LORA, "kl": _KL, "reference": {"refresh_every_steps": 1}}),
@@ -63,6 +67,7 @@ class Run:
         kl: dict[str, Any] | None = None,
         reference: dict[str, Any] | None = None,
         critic: dict[str, Any] | None = None,
+        warm: str = "",
         **learner: Any,
     ) -> None:
         folders = {"policy.model": folder / model}
@@ -72,7 +77,12 @@ class Run:
         settings = Settings.model_validate(
             {
                 "run": {"max_steps": 100},
-                "policy": {"model": str(folder / model), "dtype": "float32", "lora": lora or {}},
+                "policy": {
+                    "model": str(folder / model),
+                    "dtype": "float32",
+                    "lora": lora or {},
+                    "warm_start": {"data": str(folder / f"{warm}.jsonl"), "max_steps": 1} if warm else {},
+                },
                 "learner": {
                     "groups_per_step": 6,
                     "micro_batch_tokens": 64,

@@ -19,6 +19,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("changed")
     for name, seed in (("model", 0), ("other", 1)):
         make_tiny_model(folder / name, tied=True, hidden_size=32, num_layers=1, seed=seed)
+    for name, answer in (("rows", "yes"), ("other rows", "no")):
+        row = {"segments": [{"text": "Is it?", "weight": 0}, {"text": answer, "weight": 1}]}
+        (folder / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
     shutil.copytree(folder / "other", folder / "other form")
     config = folder / "other form" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 0.1}))
@@ -35,8 +38,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("other reference", "the weights of the KL's reference are not those of the run's earlier steps"),
         (
             "reference of another first policy",
-            "policy.model are not those that the run began with, and they would be its",
+            "policy.model, or their warm start, are not those that the run began with, and they would be its",
         ),
+        ("reference of another warm start", "or their warm start, are not those that the run began with"),
+        ("reference without the first warm start", "or their warm start, are not those that the run began with"),
+        ("reference of a later warm start", "or their warm start, are not those that the run began with"),
         ("other reference of adapters", "the weights of the KL's reference are not those of the run's earlier steps"),
         ("base again as the reference", "the weights of the KL's reference are not those of the run's earlier steps"),
         ("other reference that is refreshed", "the weights of the KL's reference are not those of the run's earlier"),
@@ -50,7 +56,14 @@ def test_resume_with_other_models_is_refused(found: dict[str, Any], case: str, p
 
 
 @pytest.mark.parametrize(
-    "case", ["same adapters", "same reference", "same base as the reference", "reference of the first policy"]
+    "case",
+    [
+        "same adapters",
+        "same reference",
+        "same base as the reference",
+        "reference of the first policy",
+        "reference of the first warm start",
+    ],
 )
 def test_resume_with_the_same_models_is_not_refused(found: dict[str, Any], case: str) -> None:
     assert found["refusals"][case] == ""
