@@ -54,6 +54,12 @@ async def block(seconds: float) -> str:
     return "blocked"
 
 
+@server.tool(description="Removes a tool, as a server that loads its tools anew.")
+async def lose(tool: str) -> str:
+    server.remove_tool(tool)
+    return "lost"
+
+
 @server.tool(description="Ends the server.")
 async def die() -> str:
     os._exit(3)

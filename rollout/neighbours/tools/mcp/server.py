@@ -87,20 +87,27 @@ class McpClient:
         check_json(arguments)  # arguments that the library cannot send would end the session of all samples
         async with self._slots:
             connection = await self._ensure_started()
-            limit_s = self.server.timeout_s
-            calling = connection.client.call_tool(tool, dict(arguments), read_timeout_seconds=limit_s)
-            result = await self._within(limit_s + _UNSENT_S, connection, calling)
+            try:
+                return await self._call(connection, tool, arguments)
+            except ToolRefusal:
+                await self._check_offered(connection)  # the server may refuse a tool that it has lost
+                raise
+
+    async def close(self) -> None:
+        """End the session, and a server that was started as a command."""
+        self._close_later(self._connection)
+        await asyncio.gather(*self._closing)
+
+    async def _call(self, connection: McpConnection, tool: str, arguments: Mapping[str, Any]) -> str:
+        limit_s = self.server.timeout_s
+        calling = connection.client.call_tool(tool, dict(arguments), read_timeout_seconds=limit_s)
+        result = await self._within(limit_s + _UNSENT_S, connection, calling)
         text = text_of(result)
         if result.is_error and self.server.tool_errors == "fail":
             raise NeighbourError(self._boundary, f"{tool}: {one_line(text)}")
         if result.is_error:
             raise ToolRefusal(text)
         return text
-
-    async def close(self) -> None:
-        """End the session, and a server that was started as a command."""
-        self._close_later(self._connection)
-        await asyncio.gather(*self._closing)
 
     async def _ensure_started(self) -> McpConnection:
         """Return a live session. After a failed start, wait for the circuit breaker."""
@@ -128,10 +135,14 @@ class McpClient:
             self._connection = connection
 
     async def _check_offered(self, connection: McpConnection) -> None:
-        """Raise NeighbourError if a restarted server lacks an offered tool: the policy would read that as a result."""
+        """Raise NeighbourError, and end the session, if the server has lost an offered tool.
+
+        The policy would read that as the result of its call.
+        """
         found = {tool.name: tool.input_schema for tool in await self._list_tools(connection)} if self._offered else {}
         for name, schema in self._offered.items():
             if found.get(name) != schema:
+                connection.leave()
                 change = "has other arguments" if name in found else "is gone"
                 problem = f"its tool {name!r} {change} since the run began. Start the server as it was, or another run"
                 raise NeighbourError(self._boundary, problem)

@@ -123,6 +123,20 @@ async def test_server_that_came_back_without_an_offered_tool_fails_samples_until
         await tools.close()
 
 
+async def test_server_that_loses_an_offered_tool_while_it_runs_fails_the_sample() -> None:
+    tools = McpTools([McpServer(name="things", command=COMMAND, tools=["echo", "lose", "refuse"])])
+    try:
+        found = await tools.list_tools(())
+        with pytest.raises(ToolRefusal, match="Error executing tool refuse"):
+            await found["refuse"].answer({"text": "x"})
+        await found["lose"].answer({"tool": "echo"})
+        with pytest.raises(NeighbourError, match=r"^mcp:things: its tool 'echo' is gone since the run began"):
+            await found["echo"].answer({"text": "hello"})
+        assert await found["echo"].answer({"text": "hello"}) == "hello"  # of a new process
+    finally:
+        await tools.close()
+
+
 async def test_server_that_stands_still_is_ended_and_started_again() -> None:
     async with _client(check_s=0.5) as client:
         first = (await client.call("keep", {"note": "a"})).split()
