@@ -203,7 +203,10 @@ class CurrentStep:
         if not choice.groups:
             self._awaited, self._choose_at = frozenset(choice.awaited), now + _CHOOSE_EVERY_S
             return
-        self._work = chain([len(outstanding)], self._begin(choice.groups, num_taken, in_parts=in_parts))
+        names = choice.groups
+        if in_parts:  # a part of thousands of samples would stop the loop
+            names = names[: max(fewest, _MOST_AT_ONCE // self._groups.training[names[0]].num_samples)]
+        self._work = chain([len(outstanding)], self._begin(names, num_taken, in_parts=in_parts))
 
     def _begin(self, names: Sequence[str], num_taken: int, *, in_parts: bool) -> Iterator[int]:
         """Assign groups to the next step, plan their part of it, and encode their facts."""

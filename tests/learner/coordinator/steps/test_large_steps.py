@@ -19,13 +19,20 @@ def large(folder: Path, group_size: int) -> Script:
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> Script:
-    """Return a run with a step of 2,560 samples that rank 0 trains, and a server that wants more groups."""
+def ready(tmp_path: Path) -> Script:
+    """Return a run whose step of 2,560 samples is back."""
     script = large(tmp_path, group_size=32)
     for lease in script.demand() + script.take("s1", m.Lease):
         for index in lease.sample_indices:
             trajectory = script.trajectory("s1", lease, index)
             script.tell("s1", m.TrajectoryDone(**script.stamp, facts=trajectory.facts), trajectory.to_buffers())
+    return script
+
+
+@pytest.fixture
+def whole(ready: Script) -> Script:
+    """Return a run with a step of 2,560 samples that rank 0 trains, and a server that wants more groups."""
+    script = ready
     assert script.ask(1) == []  # the groups are assigned: the next turns plan the step
     while not (batches := script.take("rank-0", m.Batch)):
         assert script.coordinator.has_more_to_do
@@ -62,6 +69,16 @@ def test_server_that_asks_again_before_it_has_heard_of_all_its_leases_gets_what_
     script.tell("s1", m.Demand(**script.stamp, num_groups=69, policy_version=0, heard_of_lease=1, leases=here))
     assert len(first) + len(script.take("s1", m.Lease)) == 70
     assert not script.coordinator.has_more_to_do
+
+
+def test_ranks_that_take_parts_get_at_most_1024_samples_in_one(ready: Script) -> None:
+    sizes = []
+    for part in range(3):
+        ready.tell("rank-0", m.NextBatch(**ready.stamp, step=1, rank=0, part=part))
+        while not (batches := ready.take("rank-0", m.Batch)):
+            ready.advance()
+        sizes.append((len(batches[0].planned), batches[0].is_last))
+    assert sizes == [(1024, False), (1024, False), (512, True)]
 
 
 def test_end_of_a_large_step_takes_several_turns_and_is_committed_and_sent_with_the_last(whole: Script) -> None:
