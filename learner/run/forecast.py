@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Annotated
 
 from pydantic import Field, PositiveFloat, ValidationError
@@ -34,6 +34,7 @@ from protocol.settings.settings import Settings
 _STALENESSES = range(5)
 _SIGMA = math.log(10.0) / 2.326  # of a lognormal's logarithm: the 99th percentile is ten times the median
 _NUM_SPLITS = 8
+_NUM_SIMULATED = 200  # steps, to find the factor of a run's figures
 _GAIN = 1.02  # asynchrony below it gains nothing
 _KIND, _STARTED, _FINISHED = 0, 2, 3  # fields of a TimedCall
 
@@ -163,7 +164,7 @@ def _own_layout(settings: Settings, *, has_gpus: bool, shares_devices: bool = Fa
 
 
 def measure(folder: Path, num_cores: float) -> Figures:
-    """Return the figures of a run, from its steps after the first, with which its simulation is as fast as it was.
+    """Return the figures of a run, from its steps after the first, with which a simulation of as many steps is as fast.
 
     num_cores: cores that its servers and ranks shared; 0: each had devices of its own.
     Raises: SettingsError for a run that is too short, and for another folder.
@@ -189,19 +190,21 @@ def measure(folder: Path, num_cores: float) -> Figures:
     figures = Figures(
         token_s=token_s,
         token_sample_s=token_sample_s,
-        train_token_s=own.num_ranks * median(line["time/train_s"] / line["data/num_model_tokens"] for line in since),
-        step_s=median(_rest_s(before, line) for before, line in pairwise(steps)),
-        push_s=median(line.get("time/push_s", 0.0) for line in since),
-        pause_s=median(line.get("time/push_pause_s", 0.0) for line in since),
+        train_token_s=own.num_ranks * fmean(line["time/train_s"] / line["data/num_model_tokens"] for line in since),
+        step_s=fmean(_rest_s(before, line) for before, line in pairwise(steps)),
+        push_s=fmean(line.get("time/push_s", 0.0) for line in since),
+        pause_s=fmean(line.get("time/push_pause_s", 0.0) for line in since),
         reward_s=outside_s,
         num_cores=num_cores,
         mean_tokens=fmean(span[1] for span in spans),
         lengths=[span[1] for span in spans],
     )
-    step_s = median(line["time_s"] - before["time_s"] for before, line in pairwise(steps))
+    step_s = (steps[-1]["time_s"] - steps[0]["time_s"]) / len(since)
+    num_steps = min(len(steps), _NUM_SIMULATED)
     for _ in range(4):
         draw = figures.drawer(1 << 30, has_long_tails=False)
-        figures = figures.times(step_s / simulate(own, figures, draw, 40).step_s)
+        runs = [simulate(own, figures, draw, num_steps) for _ in range(_NUM_SIMULATED // num_steps)]
+        figures = figures.times(step_s / fmean(run.step_s for run in runs))
     return figures
 
 

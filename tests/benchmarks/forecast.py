@@ -1,6 +1,6 @@
 """`sluice plan --forecast` beside real runs: `python -m tests.benchmarks.forecast [--seed N] [--short]`.
 
-The work is that of `tests.benchmarks.throughput`, in runs of 12 steps on a running cluster (deploy/start_cluster.sh)
+The work is that of `tests.benchmarks.throughput`, in runs of 16 steps on a running cluster (deploy/start_cluster.sh)
 of a machine that does nothing else. The first run gives the figures; twelve others vary staleness, groups, lengths,
 the reward's latency and servers. `repeat` is the ratio of the last run's step, with the first run's settings, to the
 first's: a machine that is not quiet shows it there. --short: one other setting.
@@ -14,17 +14,16 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from random import Random
-from statistics import fmean, median
+from statistics import fmean
 
 from learner.run.forecast import Figures, measure
 from learner.run.simulation import Layout, simulate
 from tests.benchmarks.throughput import make_model, make_prompts, reward_service, run_command
 from tests.chaos.rig.verdict import conclude, options
 
-_WITHIN, _NUM_STEPS, _NUM_SIMULATED = 0.1, 12, 8
+_WITHIN, _NUM_STEPS, _NUM_SIMULATED = 0.1, 16, 8
 _PLACES, _NUM_CORES = 128, 2
 
 
@@ -74,7 +73,7 @@ def main() -> int:
 
 
 def run(work: Path, name: str, case: Case, seed: int) -> float:
-    """Return the median of a real run's steps after the first, in seconds."""
+    """Return the mean of a real run's steps after the first, in seconds."""
     changes = {
         "learner__groups_per_step": case.groups,
         "rollout__max_response_tokens": case.tokens,
@@ -84,7 +83,7 @@ def run(work: Path, name: str, case: Case, seed: int) -> float:
         command = run_command(work, name, url, case.staleness, _NUM_STEPS, seed, **changes)
         subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in (work / "runs" / name / "metrics.jsonl").read_text().splitlines()]
-    return float(median(line["time_s"] - before["time_s"] for before, line in pairwise(lines)))
+    return float(lines[-1]["time_s"] - lines[0]["time_s"]) / (len(lines) - 1)
 
 
 def forecast(case: Case, figures: Figures) -> float:

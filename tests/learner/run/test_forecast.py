@@ -2,8 +2,10 @@
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -38,13 +40,14 @@ def test_decoding_times_are_found_from_samples_that_shared_a_server() -> None:
     assert token_sample_s == pytest.approx(0.001, rel=0.2)
 
 
-def make_run(folder: Path, num_steps: int) -> None:
-    """Write the records of a run whose steps of 16 samples took 3 s."""
+def make_run(folder: Path, num_steps: int, times_s: Sequence[float] = ()) -> None:
+    """Write the records of a run whose steps of 16 samples ended then, or took 3 s."""
     settings = {"rollout": {"group_size": 4}, "learner": {"groups_per_step": 4, "max_staleness": 1}}
     save_settings(Settings.model_validate(settings), folder / "settings.yaml")
     spans = spans_of([20 + 37 * k % 200 for k in range(200)], 0.15, 0.5)
     step = {"time/train_s": 1.0, "time/push_s": 0.2, "time/push_pause_s": 0.1, "time/wait_s": 1.7}
-    lines = [{"step": k, **step, "time_s": 3.0 * k, "data/num_model_tokens": 1600} for k in range(1, num_steps + 1)]
+    times_s = times_s or [3.0 * k for k in range(1, num_steps + 1)]
+    lines = [{"step": k, **step, "time_s": at, "data/num_model_tokens": 1600} for k, at in enumerate(times_s, 1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     calls = [["turn", "stop", start, end - 0.5, 0, 6, tokens] for _, tokens, start, end in spans]
     rewards = [["reward", "math", end - 0.5, end, 1, 0, 0] for *_, end in spans]
@@ -64,9 +67,19 @@ def test_figures_of_a_run_make_its_own_simulation_as_fast_as_it_was(tmp_path: Pa
     assert figures.reward_s == pytest.approx(0.5)
     assert (figures.push_s, figures.pause_s, len(figures.lengths or [])) == (0.2, 0.1, 200)
     assert figures.token_sample_s / figures.token_s == pytest.approx(0.1, rel=0.2)
+    assert simulated_step_s(figures, 6) == pytest.approx(3.0, rel=0.03)
+
+
+def test_step_of_a_run_is_the_mean_of_steps_that_differ(tmp_path: Path) -> None:
+    make_run(tmp_path, 6, [3.0, 5.0, 9.5, 11.5, 13.5, 18.0])  # three of 2 s and two of 4.5 s
+    assert simulated_step_s(measure(tmp_path, num_cores=0), 6) == pytest.approx(3.0, rel=0.03)
+
+
+def simulated_step_s(figures: Figures, num_steps: int) -> float:
+    """Return the mean step of many simulations of the run of `make_run`, which begins with filled servers."""
     own = Layout(num_servers=1, num_ranks=1, groups_per_step=4, group_size=4, max_staleness=1)
     drawer = figures.drawer(1 << 30, has_long_tails=False)
-    assert simulate(own, figures, drawer, 40).step_s == pytest.approx(3.0, rel=0.03)
+    return fmean(simulate(own, figures, drawer, num_steps).step_s for _ in range(30))
 
 
 def test_run_that_is_too_short_and_a_folder_without_a_run_are_refused(tmp_path: Path) -> None:
