@@ -63,7 +63,7 @@ def _is_word(expression: str) -> bool:
 
 
 def _letters(text: str) -> str:
-    return re.sub(r"\\boxed|[^A-Za-z]", "", text).lower()
+    return re.sub(r"\\[A-Za-z]+|[^A-Za-z]", "", text).lower()  # without commands such as \text
 
 
 def as_expression(text: str) -> str:
