@@ -24,6 +24,7 @@ import secrets
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ _BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _PYTHON = ("python", "python3", "py", "py3")
+_FRACTION = frozenset(".eE")  # 0.5, 1e-07
 _MAX_TESTS = 256
 _FRESH_S = 0.5
 _WALL_PER_CPU = 3.0
@@ -253,16 +255,21 @@ def _call(name: str, arguments: Any, value: Any) -> Case:
 
 
 def _is_output(printed: str, expected: str) -> bool:
-    """Return whether the words of each line are the same; decimal fractions by value, as contests compare them."""
-    found, wanted = ([line.split() for line in text.rstrip().split("\n")] for text in (printed, expected))
+    """Return whether the words of each line are the same; decimal fractions by value, as contests compare them.
+
+    Blank lines at the begin and the end do not count: outputs copied from a contest's page begin with one.
+    """
+    found, wanted = ([line.split() for line in text.strip().split("\n")] for text in (printed, expected))
     pairs = zip(itertools.chain(*found), itertools.chain(*wanted), strict=False)
     return [*map(len, found)] == [*map(len, wanted)] and all(_is_word(*pair) for pair in pairs)
 
 
 def _is_word(found: str, wanted: str) -> bool:
-    if found == wanted or "." not in wanted:
+    if found == wanted or not _FRACTION.intersection(found + wanted):
         return found == wanted
     try:
-        return math.isclose(float(found), float(wanted), rel_tol=1e-6, abs_tol=1e-9)
-    except ValueError:
+        if _FRACTION.intersection(wanted):
+            return math.isclose(float(found), float(wanted), rel_tol=1e-6, abs_tol=1e-9)
+        return Decimal(found) == Decimal(wanted)  # 9.0 is 9, and 9.0000001 is not
+    except (ValueError, ArithmeticError):
         return False

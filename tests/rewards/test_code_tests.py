@@ -216,7 +216,9 @@ async def test_built_in_of_a_test_is_the_codes_only_where_the_tests_are_about_it
 @pytest.mark.parametrize(
     ("wanted", "printed", "is_right"),
     [("0.5", "0.50", True), ("1.3333333", "1.33333334", True), ("0.5", "0.51", False), ("v1.10.2", "v1.1.2", False),
-     ("9", "9.0", False), ("1 2\n3", "1 2 3", False), ("1 2", "1  2 \n\n", True)],
+     ("9", "9.0", True), ("9", "9.0000001", False), ("1000000007", "1000000006.0", False), ("1e-07", "0.0000001", True),
+     ("three", "treeh", False), ("1 2\n3", "1 2 3", False), ("1 2", "1  2 \n\n", True),
+     ("\nYES\nNO\n", "YES\nNO", True), ("YES", "\nYES", True), ("1\n2", "1\n\n2", False)],
 )  # fmt: skip
 async def test_decimal_fractions_are_compared_by_value(
     sandbox: Sandbox, wanted: str, printed: str, is_right: bool
