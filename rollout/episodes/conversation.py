@@ -313,9 +313,9 @@ class Conversation:
         )
 
     def _answer(self) -> str:
-        """Return the final answer of the last turn."""
+        """Return the final answer of the last turn, without the end token, which would be a part of its last line."""
         last = self.transcript.turns[-1]
-        return final_answer(self._shared.engine.decode(self.transcript.tokens[last.start : last.end]))
+        return final_answer(self._shared.without_control_tokens(self.transcript.tokens[last.start : last.end]))
 
 
 def _seed_of(sample: SampleTask, turn: int, number: int) -> int:

@@ -15,7 +15,7 @@ from rollout.environments.base import Task
 from rollout.episodes.chat_tokens import control_tokens_but_tags
 from rollout.episodes.conversation import Conversations, SampleTask, WrittenSoFar
 from rollout.episodes.transcript import Transcript
-from tests.fakes.engines import ScriptedEngine, Written
+from tests.fakes.engines import ScriptedEngine, TokenizingEngine, Written
 from tests.fakes.rollout_fakes import ScriptedScorer
 from tests.fakes.tiny_models import byte_tokenizer
 from tests.protocol.wire.examples import example_part, part_buffers
@@ -164,3 +164,15 @@ def test_response_without_control_tokens_keeps_tags_that_are_tokens() -> None:
     ids = tokenizer("<answer>2</answer><eos>", add_special_tokens=False)["input_ids"]
     kept = [each for each in ids if each not in control_tokens_but_tags(tokenizer)]
     assert tokenizer.decode(kept, skip_special_tokens=False) == "<answer>2</answer>"
+
+
+@pytest.mark.parametrize(
+    ("written", "answer"),
+    [("It is 7<eos>", "it is 7"), ("It is 7", "it is 7"), ("3 + 4\n#### 7<eos>", "7"), ("<eos>", "")],
+)
+async def test_end_token_is_no_part_of_an_evaluated_answer(written: str, answer: str) -> None:
+    engine = TokenizingEngine(lambda context: written, byte_tokenizer())
+    conversation = _conversations(engine, max_response_tokens=16).begin(replace(TASK, kind="eval"), engine.encode("Q?"))
+    await conversation.next_turn()
+    trajectory = await conversation.finish_scored("stop", "Q?", written, ScriptedScorer(1.0))
+    assert trajectory.facts.answer == answer
