@@ -71,7 +71,7 @@ class CoordinatorProcess:
         claim_prompts(self._ledger, settings, train)
         self._copies = LedgerCopies(self._ledger.begin_copy, run_in_thread)
         channel = RouterChannel(self._host, keys.coordinator, allowed=[keys.peer.public])
-        held_out, decoder = _held_out_sets(settings), TextDecoder(self._model)
+        held_out, decoder = held_out_sets(settings), TextDecoder(self._model)
         coordinator = Coordinator(
             settings,
             self._run_id,
@@ -152,9 +152,9 @@ def _answers(
     return WrittenAnswers(Path(settings.eval.answers), origin, held_out[0], decoder, besides)
 
 
-def _held_out_sets(settings: Settings) -> list[HeldOutSet]:
+def held_out_sets(settings: Settings) -> list[HeldOutSet]:
     """Return the sets of every evaluation, data.eval's first."""
-    data, evaluation = settings.data, settings.eval
+    data, evaluation = settings.data.of_held_out(), settings.eval
     sets = []
     if data.eval:
         prompts: Sequence[Prompt] = load_prompts(data.eval, data)

@@ -78,7 +78,7 @@ def _rows_of_rank_0(settings: Settings, model: Path) -> list[list[SftRow]]:
     shared: list[list[list[SftRow]] | None] = [None]
     if dist.get_rank() == 0:
         assert settings.data.eval
-        prompts = load_prompts(settings.data.eval, settings.data)[: settings.eval.num_prompts]
+        prompts = load_prompts(settings.data.eval, settings.data.of_held_out())[: settings.eval.num_prompts]
         encoder = RowEncoder(model, settings.data.form, trust_remote_code=settings.policy.trust_remote_code)
         others = [partial(prompts.__getitem__, i - 1) for i in range(len(prompts))]
         shared = [[encoder.encode(prompt.columns, other) for prompt, other in zip(prompts, others, strict=True)]]

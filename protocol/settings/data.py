@@ -142,7 +142,9 @@ class DataSettings(Section):
         description="null: for messages, not for text; true: text is a user's message; false: join messages' texts.",
     )
     shuffle: bool = Field(True, description="A new order in each epoch, from run.seed; false: the order of the files.")
-    max_prompts: CountAboveZero | None = Field(None, description="Usable rows in total, from the first; null: all.")
+    max_prompts: CountAboveZero | None = Field(
+        None, description="Usable rows of data.train in total, from the first; null: all."
+    )
     max_prompt_tokens: CountAboveZero | None = Field(
         None, description="Longest training prompt; null: rollout.max_context_tokens less the answer."
     )
@@ -177,6 +179,10 @@ class DataSettings(Section):
         if self.apply_chat_template is False and self.system_prompt is not None:
             raise ValueError("data.system_prompt makes a chat, and data.apply_chat_template = false forbids it")
         return self
+
+    def of_held_out(self) -> Self:
+        """Return the section for held-out sets: eval.num_prompts limits them, not max_prompts."""
+        return self.model_copy(update={"max_prompts": None})
 
     def weights(self) -> list[float] | None:
         """Return the weight of each entry of data.train; None without weights: all rows are one list."""

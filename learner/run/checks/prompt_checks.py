@@ -140,7 +140,7 @@ def check_held_out(settings: Settings, model: Path) -> int:
     for given in (settings.data.eval, *(one.data for one in settings.eval.sets)):
         if given:
             with _judge_of(settings, model) as judge:
-                index, unusable = read_prompts(given, settings.data, judge)
+                index, unusable = read_prompts(given, settings.data.of_held_out(), judge)
             if unusable:
                 raise SettingsError(f"data: {unusable[0]}")
             _check_others(settings, "data.eval", min(len(index), settings.eval.num_prompts))

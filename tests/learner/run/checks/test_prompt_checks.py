@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from learner.checkpoint.manifest import Checkpoint
+from learner.coordinator.process import held_out_sets
 from learner.data.prompt_reading import Refusal
 from learner.data.prompts import Prompt
 from learner.disk.run_folder import read_skipped
@@ -199,6 +200,14 @@ def test_prompts_longer_than_is_wanted_are_left_out_however_many(tmp_path: Path,
     assert found.notice is not None
     assert "line 3 has 101 tokens, more than data.max_prompt_tokens = 100." in found.notice
     check_held_out(with_data(wanted, eval=str(path)), model)  # the figure is of all held-out prompts
+
+
+def test_limit_of_training_prompts_leaves_held_out_sets_whole(tmp_path: Path, model: Path) -> None:
+    path = rows(tmp_path / "held_out.jsonl", 5, 6, 7, 300)
+    limited = with_data(settings(path, held_out=path), max_prompts=2)
+    assert [len(one.prompts) for one in held_out_sets(limited)] == [4]
+    with pytest.raises(SettingsError, match=r"held_out\.jsonl line 4 has 300 tokens"):
+        check_held_out(limited, model)
 
 
 def test_prompts_too_long_for_the_context_count_beside_those_longer_than_is_wanted(tmp_path: Path, model: Path) -> None:
