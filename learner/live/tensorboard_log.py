@@ -26,15 +26,20 @@ class TensorboardLog:
         self._has_failed = False
 
     def log(self, line: Mapping[str, float]) -> None:
-        """Write a line of this start. It replaces the steps that an earlier start took from here on."""
+        """Write a line of this start. It replaces the steps that an earlier start took from here on.
+
+        An evaluation's figures are at the step that it scored: a later step's line may have them.
+        """
         if self._has_failed or line.get("at_s", self._started_at) < self._started_at:
             return
         step = int(line["step"])
+        scored = int(line.get("eval/step", step))
         try:
             if self._writer is None:
                 self._writer = self._open(str(self._folder), purge_step=step)
             for key, value in line.items():
-                self._writer.add_scalar(key, value, step, walltime=line.get("at_s"))
+                place = scored if key.startswith("eval/") else step
+                self._writer.add_scalar(key, value, place, walltime=line.get("at_s"))
         except Exception as error:  # the run continues without it
             self._has_failed = True
             _log.warning('tensorboard failed  last="%s" consequence="metrics are in metrics.jsonl only"', error)

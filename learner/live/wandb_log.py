@@ -34,6 +34,7 @@ class WandbLog:
             (line["step"] for line in MetricsReader(folder / "metrics.jsonl").new_lines()), default=-1
         )
         self._has_failed = False
+        self._placed: set[str] = set()  # figures of evaluations that the page knows
         self._where = ""
         self._lines: queue.Queue[dict[str, float] | tuple[str, str] | None] = queue.Queue(_MAX_WAITING)
         self._thread = threading.Thread(target=self._send_all, name="wandb", daemon=True)
@@ -81,10 +82,18 @@ class WandbLog:
                 if isinstance(line, tuple):
                     run.alert(title=line[0], text=line[1], level="WARN")
                 elif not (is_resumed and self._is_on_page(line)):
+                    self._place_scores(run, line)
                     run.log({**line, **self._tables(line)})
             run.finish()
         except Exception as error:  # wandb is a neighbour: training continues without it
             self._warn(f"{type(error).__name__}: {error}")
+
+    def _place_scores(self, run: Any, line: Mapping[str, float]) -> None:
+        """Have an evaluation's figures drawn at the step that it scored: a later step's line may have them."""
+        new = {key for key in line if key.startswith("eval/")} - self._placed if "eval/step" in line else set()
+        for key in sorted(new):
+            run.define_metric(key, step_metric="eval/step")
+        self._placed |= new
 
     def _tables(self, line: Mapping[str, float]) -> dict[str, Any]:
         """Return the first answers of the evaluation that a line has, as a table of the page."""

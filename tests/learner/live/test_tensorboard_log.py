@@ -18,8 +18,12 @@ def test_tensorboard_reads_each_step_once_though_a_resume_repeated_it(tmp_path: 
         for step in steps:
             log.log({"step": step, "policy/loss": loss})
         log.close()
+    log = TensorboardLog(tmp_path)
+    log.log({"step": 9, "eval/step": 4, "eval/held_out/reward": 0.5})  # the evaluation ran beside the steps
+    log.close()
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(each.step, each.value) for each in events.Scalars("policy/loss")] == [(1, 0.5), (2, 0.25), (3, 0.25)]
+    assert [(each.step, each.value) for each in events.Scalars("eval/held_out/reward")] == [(4, 0.5)]
 
 
 def test_missing_package_is_refused_with_the_command_that_installs_it() -> None:
