@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
 
-from protocol.settings.data import entries_of
 from protocol.settings.learner import ADVANTAGES_OF_GROUPS, ADVANTAGES_OF_TOKENS, KINDS, LOSSES, bundle_of
 
 if TYPE_CHECKING:
@@ -267,13 +266,6 @@ def _surprises_of_data(settings: "Settings") -> Iterator[str]:
     for name, given in (("data.eval", settings.data.eval), ("eval.sets", settings.eval.sets)):
         if given and not settings.eval.every_steps:
             yield f"{name} is never evaluated: eval.every_steps is 0. Set it, such as to 20, or remove {name}."
-    if both := {one.path for one in entries_of(settings.data.train)} & {
-        one.path for one in entries_of(settings.data.eval)
-    }:
-        yield (
-            f"data.eval has {min(both)}, as data.train has: its scores are of prompts that the policy learns from. "
-            "Give held-out prompts."
-        )
     if settings.is_of_rows and (num := settings.learner.num_epochs) > 1:
         yield (
             f"learner.num_epochs = {num} trains each step's rows {num} times before the next step's. Passes over "

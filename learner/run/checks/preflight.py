@@ -88,11 +88,11 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
         check_same_batch(settings, start)
     has_prompts = settings.data.train or needs_of(settings).prompts
     train = read_train_prompts(settings, model, start, judged) if has_prompts else None
-    held_out = check_held_out(settings, model)
-    settings = resolve_rows(settings, model, max(held_out, train.longest if train is not None else 0))
+    held_out = check_held_out(settings, model, train.index if train is not None else None)
+    settings = resolve_rows(settings, model, max(held_out.longest, train.longest if train is not None else 0))
     check_disk(start.folder, settings, read_sizes(settings, model))
     of_epochs = (notice_small_epoch(settings, len(train.index)), notice_mixture(settings, train)) if train else ()
-    data_notices = (train and train.notice, *of_epochs, demonstrations)
+    data_notices = (train and train.notice, *of_epochs, *held_out.notices, demonstrations)
     notices = (start.notice, notice_changes(settings, start), *data_notices, *describe_surprises(settings))
     return CheckedRun(settings, model, start, train, [notice for notice in notices if notice])
 

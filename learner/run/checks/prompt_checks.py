@@ -4,7 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from learner.data.prompt_index import PromptIndex
 from learner.data.prompt_order import order_name
@@ -131,21 +133,41 @@ def _judge_of(
     return DemonstrationJudge(model, settings.data.form, trust_remote_code=trust)
 
 
-def check_held_out(settings: Settings, model: Path) -> int:
-    """Return the tokens of the longest held-out row that is scored without generating; 0 for prompts.
+class HeldOutRows(NamedTuple):
+    """All held-out sets."""
+
+    longest: int  # tokens of the longest row that is scored without generating; 0: prompts
+    notices: list[str]  # a sentence for each set with rows that the policy learns from
+
+
+def check_held_out(settings: Settings, model: Path, train: PromptIndex | None = None) -> HeldOutRows:
+    """Return the facts of the held-out sets. train: rows of data.train; None: there are none.
 
     Raises: SettingsError when a held-out row is unusable: the mean over the others would be another figure.
     """
-    longest = 0
-    for given in (settings.data.eval, *(one.data for one in settings.eval.sets)):
+    longest, notices, usual = 0, [], settings.eval.num_prompts
+    sets = [(settings.data.eval, usual), *((one.data, one.num_prompts or usual) for one in settings.eval.sets)]
+    for given, most in sets:
         if given:
             with _judge_of(settings, model) as judge:
                 index, unusable = read_prompts(given, settings.data.of_held_out(), judge)
             if unusable:
                 raise SettingsError(f"data: {unusable[0]}")
-            _check_others(settings, "data.eval", min(len(index), settings.eval.num_prompts))
+            num_scored = min(len(index), most)
+            _check_others(settings, "data.eval", num_scored)
             longest = max(longest, judge.longest if isinstance(judge, DemonstrationJudge) else 0)
-    return longest
+            if train is not None and settings.eval.every_steps and (num := _num_learnt(index, most, train)):
+                notices.append(
+                    f"{num} of the {num_scored} rows of {in_words(given)} are in data.train too: their scores are of "
+                    "rows that the policy learns from. Give held-out rows."
+                )
+    return HeldOutRows(longest, notices)
+
+
+def _num_learnt(held_out: PromptIndex, most: int, train: PromptIndex) -> int:
+    """Return how many of the first rows of a held-out set have an equal row in data.train, in whatever file."""
+    scored, learnt = (each.row_hashes.view(np.uint64).ravel() for each in (held_out, train))
+    return int(np.isin(scored[:most], learnt).sum())
 
 
 def _check_others(settings: Settings, name: str, num_rows: int) -> None:

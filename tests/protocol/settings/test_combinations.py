@@ -81,10 +81,6 @@ def test_settings_that_go_together_are_accepted(sections: dict[str, Any]) -> Non
         ),
         ({"data": {"eval": "a"}}, "data.eval is never evaluated: eval.every_steps is 0. Set it"),
         (
-            {"data": {"train": ["a", "b"], "eval": "b"}, "eval": {"every_steps": 5}},
-            "data.eval has b, as data.train has: its scores are of prompts that the policy learns from",
-        ),
-        (
             {"objective": "sft", "learner": {"num_epochs": 3}},
             "learner.num_epochs = 3 trains each step's rows 3 times before the next step's. Passes over data.train are",
         ),

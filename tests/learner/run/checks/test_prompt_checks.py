@@ -202,6 +202,23 @@ def test_prompts_longer_than_is_wanted_are_left_out_however_many(tmp_path: Path,
     check_held_out(with_data(wanted, eval=str(path)), model)  # the figure is of all held-out prompts
 
 
+@pytest.mark.parametrize(("train", "held_out"), [("data", "data/b.jsonl"), ("data/*.jsonl", "c.jsonl")])
+def test_held_out_rows_of_the_training_files_are_counted(
+    tmp_path: Path, model: Path, train: str, held_out: str
+) -> None:
+    """A folder or a pattern that takes the held-out file too, or another file with equal rows."""
+    (tmp_path / "data").mkdir()
+    rows(tmp_path / "data" / "a.jsonl", 5, 6)
+    rows(tmp_path / "data" / "b.jsonl", 7, 8, 9)
+    given = settings(tmp_path / train, held_out=rows(tmp_path / held_out, 7, 8, 9))
+    given = given.model_copy(update={"eval": given.eval.model_copy(update={"every_steps": 5, "num_prompts": 2})})
+    index = read_train_prompts(given, model, new(tmp_path)).index
+    (notice,) = check_held_out(given, model, index).notices
+    assert notice.startswith(f"2 of the 2 rows of {tmp_path / held_out} are in data.train too: their scores are of")
+    rows(tmp_path / held_out, 70, 80, 90)
+    assert check_held_out(given, model, index).notices == []
+
+
 def test_limit_of_training_prompts_leaves_held_out_sets_whole(tmp_path: Path, model: Path) -> None:
     path = rows(tmp_path / "held_out.jsonl", 5, 6, 7, 300)
     limited = with_data(settings(path, held_out=path), max_prompts=2)
@@ -247,7 +264,7 @@ def test_models_of_a_run_on_rows_are_checked_at_its_longest_row(tmp_path: Path, 
     for path, length in zip(data.values(), (700, 900), strict=True):
         Path(path).write_text(json.dumps({"text": "x" * length}) + "\n")
     of_rows = Settings.model_validate({"objective": "sft", "data": data})
-    longest = max(read_train_prompts(of_rows, model, new(tmp_path)).longest, check_held_out(of_rows, model))
+    longest = max(read_train_prompts(of_rows, model, new(tmp_path)).longest, check_held_out(of_rows, model).longest)
     assert policy_settings(resolve_rows(of_rows, model, longest), model).max_tokens == longest == 901
 
 
