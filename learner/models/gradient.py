@@ -24,6 +24,9 @@ LossFunction = Callable[[Tensor, Tensor, MicroBatch], tuple[Tensor, Sums]]
 ROUTER_AUX_LOSS = "router_aux_loss"
 """Key of the sum over trajectories of the router's loss, each times its model tokens."""
 
+COMPUTED_TOKENS = "computed_tokens"
+"""Key of the sum of the tokens of forward and backward passes: a prompt that trajectories share counts once."""
+
 RouterLoss = Callable[[Sequence[Tensor]], Tensor]
 """(logits of each layer's router for some tokens) -> loss that balances the experts over these tokens."""
 
@@ -111,9 +114,9 @@ def accumulate(
     loss_of: Callable[[MicroBatch], tuple[Tensor, Sums]],
     scale: float,
 ) -> Sums:
-    """Return the sums of the micro-batches, "loss" among them, after adding the gradient of their losses times scale.
+    """Return the sums of the micro-batches after adding the gradient of their losses times scale.
 
-    loss_of: returns the loss and sums of a micro-batch on the module's device.
+    "loss" and COMPUTED_TOKENS are among the sums. loss_of: returns the loss and sums of a micro-batch on the module's device.
     """
     device = torch.device(module.device)
     totals: Sums = {}
@@ -122,7 +125,8 @@ def accumulate(
         loss, sums = loss_of(micro_batch)
         poisoned = loss * _one_if_finite(loss, micro_batch)
         module.backward(poisoned * scale)
-        add_sums(totals, {"loss": poisoned.detach(), **sums})
+        num_computed = torch.tensor(cpu_micro_batch.tokens.numel(), device=device)
+        add_sums(totals, {"loss": poisoned.detach(), COMPUTED_TOKENS: num_computed, **sums})
     return totals
 
 

@@ -25,11 +25,11 @@ _PEAKS = {
     "RTX 4090$": 165e12,
 }
 
-Meter = Callable[[int, float], dict[str, float]]
-"""(tokens of a step's trajectories, seconds of training) -> perf/mfu; nothing where it cannot be known."""
+Meter = Callable[[float], dict[str, float]]
+"""(seconds of a step's training) -> perf/mfu; nothing where it cannot be known."""
 
 
-def no_mfu(num_tokens: int, train_s: float) -> dict[str, float]:
+def no_mfu(train_s: float) -> dict[str, float]:
     """Return nothing: the device's peak is not known."""
     return {}
 
@@ -48,10 +48,13 @@ def make_meter(policy: PolicyEngine, settings: Settings) -> Meter:
     if peak is None or settings.policy.lora.rank or policy.has_experts:
         return no_mfu
     num_parameters = sum(prod(policy.shape_of(weight)) for _, weight in policy.weights())
-    return lambda num_tokens, train_s: {"perf/mfu": mfu(num_parameters, num_tokens, train_s, settings, peak)}
+    peak_of_ranks = peak * settings.learner.num_ranks
+    return lambda train_s: {"perf/mfu": mfu(num_parameters, policy.take_computed(), train_s, peak_of_ranks)}
 
 
-def mfu(num_parameters: int, num_tokens: int, train_s: float, settings: Settings, peak: float) -> float:
-    """Return the share of the ranks' peak that a step used. Source: arXiv:2001.08361, 6 FLOPs a parameter and token."""
-    num_passes = num_tokens * settings.learner.num_epochs
-    return 6.0 * num_parameters * num_passes / (train_s * peak * settings.learner.num_ranks)
+def mfu(num_parameters: int, num_tokens: float, train_s: float, peak: float) -> float:
+    """Return the share of the ranks' peak that a step used. Source: arXiv:2001.08361, 6 FLOPs a parameter and token.
+
+    num_tokens: computed by all ranks in all updates, a shared prompt once. peak: of all ranks.
+    """
+    return 6.0 * num_parameters * num_tokens / (train_s * peak)

@@ -57,14 +57,11 @@ class StepWork:
     num_parts: int = 0
     wait_s: float = 0.0
     train_s: float = 0.0
-    num_tokens: int = 0  # of trajectories in the loss, on all ranks
 
     def add(self, share: Share, train_s: float) -> None:
-        facts = share.batch.facts
         self.num_parts += 1
         self.wait_s += share.wait_s
         self.train_s += train_s
-        self.num_tokens += sum(facts[index].num_tokens for index in share.batch.planned)
 
 
 class Trainer:
@@ -152,7 +149,7 @@ class Trainer:
         work, self._of_step = self._of_step, StepWork()
         self._step += 1
         timings = {"time/wait_s": work.wait_s, "time/train_s": work.train_s}
-        timings |= self._meter(work.num_tokens, work.train_s)
+        timings |= self._meter(work.train_s)
         timings |= {"time/switch_s": switch_s} if switch_s else {}
         if outcome.applied:
             self._version += 1

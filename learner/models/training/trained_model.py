@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learner.models.gradient import StepResult, Sums
+from learner.models.gradient import COMPUTED_TOKENS, StepResult, Sums
 from learner.models.read_back import CheckpointMismatchError, WrittenFiles
 from learner.models.settings import PolicySettings
 from learner.models.training.deepspeed_config import deepspeed_config, import_deepspeed
@@ -69,6 +69,7 @@ class TrainedModel:
         self._num_earlier = 0  # applied updates less those that the schedule counts
         self._num_changes = 0  # updates since the last save or load that must have changed weights
         self._saved_digest = ""  # digest of the master weights then
+        self._num_computed = 0.0  # tokens of all ranks' passes since `take_computed`
         self.device = torch.device(self._engine.device)
 
     def _start(self, model: Any, settings: PolicySettings) -> None:
@@ -117,6 +118,7 @@ class TrainedModel:
         self._engine.step()
         self._engine.optimizer.cur_scale = 1.0
         reduced = _reduce(sums)
+        self._num_computed += reduced.pop(COMPUTED_TOKENS)
         norm = self._engine.get_global_grad_norm()
         result = StepResult(
             applied=bool(self._engine.was_step_applied()),
@@ -127,6 +129,11 @@ class TrainedModel:
         )
         self._num_changes += result.applied and lr > 0.0 and result.grad_norm > _CHANGING_NORM
         return result
+
+    def take_computed(self) -> float:
+        """Return the tokens of all ranks' forward and backward passes since the last call."""
+        taken, self._num_computed = self._num_computed, 0.0
+        return taken
 
     @property
     def learning_rate(self) -> float:

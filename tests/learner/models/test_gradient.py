@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.models.gradient import Sums, add_gradient, score_tokens
+from learner.models.gradient import COMPUTED_TOKENS, Sums, add_gradient, score_tokens
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.scoring.scored_model import scores_of
 
@@ -75,6 +75,7 @@ def test_sums_add_up_over_micro_batches_and_largest_ones_stay() -> None:
     one, other = add(Table(), micro_batch(6, 4)), add(Table(), micro_batch(3))
     both = add(table, micro_batch(6, 4), micro_batch(3))
     assert float(both["tokens"]) == 8.0 + 2.0
+    assert float(both[COMPUTED_TOKENS]) == 13.0
     assert float(both["entropy"]) == pytest.approx(float(one["entropy"] + other["entropy"]))
     assert float(both["max_logprob"]) == max(float(one["max_logprob"]), float(other["max_logprob"]))
     assert {value.dtype for value in both.values()} == {torch.float64}

@@ -58,7 +58,8 @@ def take_step(case: tuple[int, dict[str, Any]], share_prompts: bool, folder: Pat
     for name, weight in roles.policy.weights():
         with roles.policy.gather([weight]):
             weights[name] = weight.detach().clone()
-    return {"metrics": outcome.metrics, "weights": weights, "applied": outcome.applied}
+    computed = roles.policy.take_computed()
+    return {"metrics": outcome.metrics, "weights": weights, "applied": outcome.applied, "computed": computed}
 
 
 def _group(number: int, size: int) -> Group:

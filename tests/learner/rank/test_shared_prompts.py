@@ -34,3 +34,9 @@ def test_step_with_shared_prompts_is_that_without(found: dict[str, Any], name: s
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-5
     # They went through other micro-batches, so no step rounds like the other.
     assert not torch.equal(ours, theirs)
+
+
+def test_computed_tokens_have_a_shared_prompt_once(found: dict[str, Any]) -> None:
+    """perf/mfu was of four prompts of 100 tokens in each of the four groups."""
+    shared, alone = (found["grpo with a reference"][each]["computed"] for each in ("True", "False"))
+    assert alone - shared == 4 * 3 * 100
