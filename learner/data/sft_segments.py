@@ -102,9 +102,10 @@ def _chat_segments(content: Chat, tokenizer: "PreTrainedTokenizerBase", ends: Co
             segments.append(Segment(until[len(done) :], weight, Place.BEHIND if done else Place.RENDERED))
             done = until
         _check_message(i, messages[i], segments[-1].text)
-    if segments:
-        num = max(i for i, weight in enumerate(content.weights) if weight) + 1
-        _check_written(messages[:num], content.tools, done)
+    if not segments:
+        raise BadRowError("has no message to learn: each one of the assistant has loss: false or the weight 0")
+    num = max(i for i, weight in enumerate(content.weights) if weight) + 1
+    _check_written(messages[:num], content.tools, done)
     if content.weights[-1] and not _ends_turn(done, tokenizer, ends):
         segments.append(Segment(str(tokenizer.eos_token or ""), content.weights[-1]))
     return segments

@@ -304,7 +304,7 @@ def test_blank_lines_are_no_rows_and_keep_the_count(tmp_path: Path, model: Path)
             ": has no token with a weight above 0: there is nothing",
         ),
         ({"segments": []}, ": has no text"),
-        ({"messages": [_ASKED, {**_SAID, "loss": False}]}, ": has no text"),
+        ({"messages": [_ASKED, {**_SAID, "loss": False}]}, ": has no message to learn: each one of the assistant has"),
         ({"prompt": "a", "response": 3}, ": response is 3, expected a string"),
         ({"messages": [{"content": "a"}]}, ": messages[0] has no role"),
         ({"messages": [{"role": "user", "content": "a"}]}, ": has no message of the role assistant"),
