@@ -53,6 +53,7 @@ def test_wandb_log_writes_an_offline_run_with_answers_that_a_second_start_goes_o
     newest = max(files).read_bytes()
     assert b"of_a_line_that_was_held_back" in newest
     assert b"of_a_known_step" not in newest
+    assert b'eval/held_out/reward"\teval/step' in newest  # the metric, and the one that it is drawn over
 
 
 def test_wandb_log_warns_once_and_ends_when_there_is_no_key(tmp_path: Path) -> None:
