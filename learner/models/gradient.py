@@ -116,7 +116,8 @@ def accumulate(
 ) -> Sums:
     """Return the sums of the micro-batches after adding the gradient of their losses times scale.
 
-    "loss" and COMPUTED_TOKENS are among the sums. loss_of: returns the loss and sums of a micro-batch on the module's device.
+    "loss" and COMPUTED_TOKENS are among them.
+    loss_of: returns the loss and sums of a micro-batch on the module's device.
     """
     device = torch.device(module.device)
     totals: Sums = {}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from learner.disk.run_folder import main_set
+from learner.disk.run_folder import comparable_since, main_set
 from learner.report.facts import RunFacts, settings_table
 from learner.report.headline import score_text
 from learner.report.plots import Plot, compared_plots
@@ -54,6 +54,8 @@ def _scores(name: str, run: RunFacts) -> list[str]:
     having = [line for line in run.lines if key in line]
     if not having:
         return [name, steps, key, *[""] * (len(COLUMNS) - 3)]
+    since = comparable_since(having[-1], key)  # earlier scores are of other rewards, or of another set
+    having = [line for line in having if comparable_since(line, key) == since]
     best = max(having, key=lambda line: line[key])
     scores = [score_text(line[key], line.get(f"{key}_error", math.nan)) for line in (having[0], having[-1], best)]
     rates = sorted(line["perf/samples_per_s"] for line in run.lines if "perf/samples_per_s" in line)

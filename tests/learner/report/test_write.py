@@ -254,6 +254,23 @@ def test_comparison_has_the_scores_the_settings_that_differ_and_both_curves(
     assert re.findall(r'"label":"(\w+)"', path.read_text())[:2] == ["short", "longer"]
 
 
+@pytest.mark.parametrize("since", ["eval/rewards_since", "eval/held_out/since"])
+def test_comparison_leaves_out_scores_of_other_reward_endpoints_or_sets(
+    folder: Path, capsys: pytest.CaptureFixture[str], since: str
+) -> None:
+    (other := folder.parent / "other").mkdir()
+    record_run(other, num_steps=3)
+    metrics = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines[0] |= {"eval/held_out/reward": 7.0}
+    lines[2] |= {"eval/step": 2, "eval/policy_version": 2, "eval/held_out/reward": 0.25, since: 2}
+    lines[3] |= {since: 2}
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main([str(folder), str(other)]) == 0
+    text = _text(Path(capsys.readouterr().out.strip()).read_text(encoding="utf-8"))
+    assert "short 3 eval/held_out/reward 0.250 1.000 ± 0.000 1.000 ± 0.000 3 1.000" in text
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
