@@ -74,13 +74,16 @@ def as_expression(text: str) -> str:
 
 
 def last_box(text: str) -> str:
-    """Return the `\\boxed{..}` that closes last, or the text without one: math-verify makes a set of several."""
+    """Return the `\\boxed{..}` that closes last, or the text without one: math-verify makes a set of several.
+
+    A blank before its brace and the end of a sentence in it, `\\boxed {5.}`, are left out: math-verify reads neither.
+    """
     found, opened = text, list[re.Match[str]]()
     for brace in _BRACE.finditer(text):
         if brace[0].endswith("{") and brace[0] != "\\{":
             opened.append(brace)
         elif brace[0] == "}" and opened and (start := opened.pop())[0] != "{":
-            found = text[start.start() : brace.end()]
+            found = f"\\boxed{{{text[start.end() : brace.start()].strip(' ~').rstrip('.,')}}}"
     return found
 
 

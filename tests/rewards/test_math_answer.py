@@ -97,6 +97,9 @@ async def test_answers_that_no_computer_works_out_are_wrong_and_cost_the_others_
         (r"$x=\boxed{3}$ and $y=\boxed{5}$", "3, 5", 1.0),
         (r"\boxed{\left\{\frac{1}{2}\right\}} or \boxed{\frac{1}{2}", r"\{\frac{1}{2}\}", 1.0),
         (r"<answer>\boxed{3} or \boxed{5}</answer>", "5", 0.0),
+        (r"So \boxed {5.}", "5", 1.0),
+        (r"So \boxed{.5}", "0.5", 1.0),
+        (r"So \boxed{\text{(B)}.}", "B", 1.0),
     ],
 )
 async def test_last_of_several_boxes_counts(response: str, label: str, reward: float) -> None:
