@@ -3,12 +3,14 @@
 The parameters' names determine the form.
 """
 
+import asyncio
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from protocol.http.bodies import check_numbers
@@ -72,12 +74,40 @@ def _takes(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
 
 
 def as_async(function: Callable[..., Any]) -> Call:
+    called = (inspect.unwrap(function), getattr(function, "__call__", None))  # noqa: B004 (a method, not a question)
+    is_async = any(map(inspect.iscoroutinefunction, called))
+
     async def run(*args: Any, **kwargs: Any) -> Any:
-        returned = function(*args, **kwargs)
+        with nullcontext() if is_async else _hidden_loop():
+            returned = function(*args, **kwargs)
         # A sync function may return an awaitable.
         return await returned if inspect.isawaitable(returned) else returned
 
     return run
+
+
+@contextmanager
+def _hidden_loop() -> Iterator[None]:
+    """Hide the running event loop from a sync function, which may run one of its own, as with `asyncio.run`.
+
+    Its own framework calls it outside of any. Functions that catch errors would return 0 here.
+    """
+    ours = asyncio.get_running_loop()
+    if _own_loop().is_closed():
+        _own_loop.cache_clear()
+    asyncio._set_running_loop(None)
+    asyncio.set_event_loop(_own_loop())
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop(ours)
+        asyncio._set_running_loop(ours)
+
+
+@cache
+def _own_loop() -> asyncio.AbstractEventLoop:
+    """Return what `asyncio.get_event_loop` gives the user's functions."""
+    return asyncio.new_event_loop()
 
 
 async def _score_openrlhf(call: Call, samples: Sequence[Sample], *, are_named: bool) -> list[Score]:

@@ -300,6 +300,17 @@ async def test_own_score_gets_a_sample(tmp_path: Path) -> None:
     assert await rewards_of(path) == [Score(5, 0.5), Score(5, 0.5)]
 
 
+@pytest.mark.parametrize("runs", ["asyncio.run", "asyncio.get_event_loop().run_until_complete"])
+async def test_sync_function_may_run_an_event_loop_of_its_own(tmp_path: Path, runs: str) -> None:
+    path = write(
+        tmp_path,
+        "import asyncio\nasync def length(text):\n    await asyncio.sleep(0)\n    return len(text)\n"
+        f"def score(sample):\n    try: return {runs}(length(sample.text))\n    except RuntimeError: return 0.0\n",
+    )
+    assert [score.reward for score in await rewards_of(path)] == [2.0, 3.0]
+    assert [score.reward for score in await load_scorer(path)(SAMPLES)] == [2.0, 3.0]
+
+
 async def test_load_imports_files_of_the_same_folder(tmp_path: Path) -> None:
     (tmp_path / "beside_the_reward.py").write_text("VALUE = 3.0\n")
     path = write(
