@@ -105,12 +105,12 @@ soak() {
 }
 
 first_run() {
-    local number score=() broken=  # of the soak; the accounts are looked at all the same
+    local number broken=  # of the soak; the accounts are looked at all the same
     metrics=$folder/1/tmp/runs/hosts/metrics.jsonl
     [[ -z $soak_min ]] || ((soak_min < 60)) || has_score=1
-    [[ -z $has_score ]] || score=(--policy.warm_start.max_steps 1030 --eval.every_steps 50)
+    [[ -z $has_score ]] || practice=(--policy.warm_start.max_steps 1030 --eval.every_steps 50)
     for number in 2 3; do remove_model "$number"; done
-    run hosts /tmp/runs --run.max_steps 100000 --placement.ranks.resources '{"host_1": 1}' "${score[@]}"
+    run hosts /tmp/runs --run.max_steps 100000 --placement.ranks.resources '{"host_1": 1}'
     wait_until 900 "first step" has_steps "$metrics" 1
     for number in 1 2 3; do has_server "$number" || fail "host $number has no rollout server"; done
     if [[ -n $soak_min ]]; then soak; elif [[ -z $is_short ]]; then disturb; fi

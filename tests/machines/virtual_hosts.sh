@@ -190,12 +190,13 @@ stop_cluster() {
 
 # run NAME DIR [OPTION...]: a run of the quick start's settings by host 1, with a rollout server on each of three hosts, in the background.
 # An eighth of its groups a step, and so of its learning rate: with all of that a policy unlearns in hundreds of such steps.
+practice=(--policy.warm_start.max_steps 30 --eval.every_steps 0)
 run() {
     local name=$1 dir=$2
     shift 2
     command_of_run 1 .venv/bin/python -m learner.run --config quickstart --run.name "$name" --run.dir "$dir" \
-        --policy.warm_start.max_steps 30 --rollout.num_servers 3 --placement.servers.resources '{"server": 1}' \
-        --learner.groups_per_step 4 --learner.lr 5e-5 --eval.every_steps 0 --learner.checkpoint_every_steps 5 "$@" >>"$folder/learner-$name.log" 2>&1 &
+        "${practice[@]}" --rollout.num_servers 3 --placement.servers.resources '{"server": 1}' \
+        --learner.groups_per_step 4 --learner.lr 5e-5 --learner.checkpoint_every_steps 5 "$@" >>"$folder/learner-$name.log" 2>&1 &
     learner=$!
 }
 
