@@ -93,7 +93,7 @@ class RolloutSession:
         self._is_woken = asyncio.Event()
         self._books = TokensToBook(spec, clock, server, engine)
         # Optional features: each is one file and one entry here.
-        turns = TurnsToKeep(spec, clock, self.wake, self._stop_sample)
+        turns = TurnsToKeep(spec, clock, self.wake, self._stop_sample, self._books.messages_of)
         self._attachments: list[SampleAttachment] = [turns, self._books]
         stats = engine.stats
         limits = Places(stats.max_running or DEFAULT_RUNNING, stats.cache_tokens, shares_prompts=stats.shares_prompts)

@@ -3,12 +3,13 @@
     Engine.on_tokens -> TokenTally -> TokensCounted ... Done -> the ended attempts are forgotten
                                       no answer: told again
 
-Counts are totals of attempts, so a message may be lost or repeated. An attempt's last count is sent before its result.
+Counts are totals of attempts, so a message may be lost or repeated. An attempt's last count is sent before its result,
+and its count so far before its kept turns.
 What a killed session left in its file is told by the next session of the run on this node.
 """
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from protocol.node.home import sluice_home
@@ -92,9 +93,16 @@ class TokensToBook:
             keys = list(self._tally)
         known = set(self._tally)
         rows = {key: self._tally.row(key) for key in dict.fromkeys(keys) if key in known}
-        new = [key for key, row in rows.items() if row.how or (row.num_tokens and row != self._sent.get(key))]
-        for first in range(0, len(new), m.MAX_TOKEN_COUNTS):
-            part = new[first : first + m.MAX_TOKEN_COUNTS]
+        yield from self.messages_of(
+            key for key, row in rows.items() if row.how or (row.num_tokens and row != self._sent.get(key))
+        )
+
+    def messages_of(self, keys: Iterable[str]) -> Iterator[tuple[m.Message, list[bytes]]]:
+        """Yield the counts of these attempts."""
+        known = set(self._tally)
+        rows = {key: self._tally.row(key) for key in keys if key in known}
+        for first in range(0, len(rows), m.MAX_TOKEN_COUNTS):
+            part = list(rows)[first : first + m.MAX_TOKEN_COUNTS]
             for key in part:
                 before = self._sent.get(key)
                 self._num_sent += rows[key].num_tokens - (before.num_tokens if before is not None else 0)

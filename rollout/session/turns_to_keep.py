@@ -32,6 +32,7 @@ _MAX_TOKENS = 1 << 22
 _MAX_ENTRIES = 8192
 _MAX_LOGS, _MAX_HASHES = 64, 16
 _Place = tuple[str, int]  # (group, sample index)
+_Message = tuple[m.Message, list[bytes]]
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,18 @@ class TurnsToKeep:
         clock: Callable[[], float],
         wake: Callable[[], None],
         stop: Callable[[str, int, int], None],
+        counts_of: Callable[[Iterable[str]], Iterator[_Message]] = lambda keys: iter(()),
     ) -> None:
-        """clock: monotonic seconds. wake: sends due messages. stop: stops a sample (group, index, attempt)."""
+        """clock: monotonic seconds. wake: sends due messages. stop: stops a sample (group, index, attempt).
+
+        counts_of: returns the messages with the tokens of these samples (`SampleTask.key`).
+        """
         self.is_answered = True  # False: the coordinator has not answered for `_ANSWER_S`
         self._spec = spec
         self._clock = clock
         self._wake = wake
         self._stop = stop
+        self._counts_of = counts_of
         self._interrupted: dict[tuple[str, int, int], InterruptedSample] = {}  # samples to resume, until they start
         self._keepers: dict[_Place, Keeper] = {}
         self._unsent: dict[_Place, None] = {}
@@ -105,14 +111,18 @@ class TurnsToKeep:
             else:
                 self.mark_unsent(place)
 
-    def due_messages(self) -> Iterator[tuple[m.Message, list[bytes]]]:
-        """Yield the messages to send now with their arrays, and mark their turns as sent."""
+    def due_messages(self) -> Iterator[_Message]:
+        """Yield the messages to send now with their arrays, and mark their turns as sent.
+
+        The counts of their tokens go first: this node may be lost, and another one train them.
+        """
         now = self._clock()
         late = [place for place, _ in takewhile(lambda entry: entry[1] <= now - _RESEND_S, self._sent_at.items())]
         places = deque([*(() if self._is_bundling else self._unsent), *late])
         while places:
             parts: list[ConversationPart] = []
             arrays: list[list[bytes]] = []
+            keys: list[str] = []
             num_tokens = num_entries = 0
             while places and len(parts) < m.MAX_PARTS and num_tokens < _MAX_TOKENS and num_entries < _MAX_ENTRIES:
                 place = places.popleft()
@@ -122,9 +132,11 @@ class TurnsToKeep:
                     self._sent_at[place] = now
                     parts.append(unsent[0])
                     arrays.append(unsent[1])
+                    keys.append(keeper.sample.key)
                     num_tokens += unsent[0].num_tokens
                     num_entries += unsent[0].num_entries
             if parts:
+                yield from self._counts_of(keys)
                 message = m.TurnsDone(run_id=self._spec.run_id, incarnation=self._spec.incarnation, parts=parts)
                 yield message, [b"".join(each) for each in zip(*arrays, strict=True)]
 

@@ -62,7 +62,8 @@ print(int(float(next(line.split()[1] for line in text.splitlines() if line.start
 PYTHON
 }
 
-# remove_model N: the start of a node makes the quick start's model there, which only the first host shall have.
+# remove_model N: the start of a node makes the quick start's model there, which only the first host shall have. A soak's
+# nodes are started again: there it is not looked at.
 remove_model() { rm -rf "$folder/$1/tmp/home-$1/quickstart/model"; }
 
 # has_weights N: whether the host's disk has weights of a model.
@@ -116,7 +117,7 @@ first_run() {
     if [[ -n $soak_min ]]; then soak; elif [[ -z $is_short ]]; then disturb; fi
     wait_until 900 "$min_steps steps" has_steps "$metrics" "$min_steps"
     for number in "${!init[@]}"; do
-        ((number == 1)) || ! has_weights "$number" || fail "host $number has weights of the model on its disk"
+        ((number == 1)) || [[ -n $soak_min ]] || ! has_weights "$number" || fail "host $number has weights of the model on its disk"
         wait_until 60 "answer of host $number's retriever" has_searched "$number"
         say "retriever of host $number answered $(searches "$number") queries"
     done

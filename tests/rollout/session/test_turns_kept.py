@@ -17,7 +17,7 @@ from rollout.environments.guard import GuardedEnvironment
 from rollout.environments.search import Search
 from rollout.episodes.conversation import SampleTask
 from rollout.episodes.transcript import Transcript
-from rollout.session import turns_to_keep
+from rollout.session import tokens_to_book, turns_to_keep
 from rollout.session.turns_to_keep import Keeper, TurnsToKeep
 from tests.fakes.clock import Clock
 from tests.fakes.engines import ScriptedEngine
@@ -78,6 +78,21 @@ async def test_sent_turns_equal_the_trajectory() -> None:
         assert whole.tobytes().startswith(told)
     spans = [span for part, _ in parts for span in part.version_spans]
     assert spans == trajectory.facts.version_spans[:2]
+
+
+async def test_tokens_of_a_kept_turn_are_counted_before_it(monkeypatch: Any) -> None:
+    """The node of a server may be lost for ever, and what it has not told with it."""
+    monkeypatch.setattr(tokens_to_book, "_EVERY_S", 1000.0)
+    async with playing_session(searching(2), Search, Library().resources(), max_turns=9) as playing:
+        playing.coordinator.lease("g")
+        kept = 0
+        for _ in range(2):
+            part, _ = await next_turns(playing)
+            kept += sum(span.end - span.start for span in part.version_spans)
+            told = [
+                row for each in playing.coordinator.received if isinstance(each, m.TokensCounted) for row in each.rows
+            ]
+            assert max((row.num_tokens for row in told if row.group == "g"), default=0) >= kept > 0
 
 
 async def test_search_waits_until_the_turn_before_is_kept() -> None:
