@@ -43,6 +43,20 @@ def needs_critic(settings: Settings) -> bool:
     return is_trained(settings) and ADVANTAGES_OF_TOKENS.get(settings.learner.advantage or "", False)
 
 
+def takes_parts(settings: Settings) -> bool:
+    """Return whether a step begins with the groups that are ready: nothing in it needs its other groups.
+
+    Unknown for a user's own advantage: as if it were not whitened and had no critic.
+    """
+    learner = settings.learner
+    is_usually_whitened = learner.advantage in (*ADVANTAGES_OF_TOKENS, "reinforce_pp_baseline")
+    is_whitened = is_usually_whitened if learner.whiten is None else learner.whiten
+    has_several_updates = learner.num_mini_batches * learner.num_epochs > 1
+    needs_all = is_whitened or has_several_updates or settings.rewards.normalize or learner.router_aux_loss
+    is_costly = settings.reference.offload and needs_reference(settings)
+    return learner.stream and not (needs_all or is_costly or needs_critic(settings) or learner.keep_batches)
+
+
 def needs_reference(settings: Settings) -> bool:
     """Return whether a step compares the policy with a reference."""
     is_compared = settings.objective in ("dpo", "kto") and settings.preference.has_reference

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from learner.disk.run_folder import parse_metrics_line, read_only_uri
+from learner.plan.needs import takes_parts
 from learner.plan.processes import Topology
 from learner.run.simulation import Layout, Outcome, Rates, simulate
 from protocol.errors import SettingsError
@@ -158,7 +159,7 @@ def _own_layout(settings: Settings, *, has_gpus: bool, shares_devices: bool = Fa
         max_staleness=learner.max_staleness,
         max_groups=rollout.max_groups_in_flight,
         max_running=int(rollout.engine_args.get("max_num_seqs", 256 if has_gpus else 128)),  # the engine's defaults
-        is_streamed=learner.stream,
+        is_streamed=takes_parts(settings),
         shares_devices=shares_devices,
     )
 
