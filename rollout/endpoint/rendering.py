@@ -16,7 +16,7 @@ from rollout.endpoint.turns import AgentCall, TurnRequest, TurnText, call_id
 from rollout.engine.generation import Generation
 from rollout.environments.base import Chat, ToolRefusal
 from rollout.environments.tool_use.arguments import fit_arguments
-from rollout.environments.tool_use.call_formats import choose_reader
+from rollout.environments.tool_use.call_formats import choose_reader, required_of
 from rollout.episodes.chat_tokens import ChatTokens, control_tokens
 from rollout.episodes.transcript import Transcript
 
@@ -47,7 +47,8 @@ class Rendering:
         self._ends = ends
         self._chat = ChatTokens(own, self._template_kwargs, ends)
         self._chats: dict[str, ChatTokens] = {}  # by a request's own variables
-        self._readable_names: set[str] = set()  # names of tools whose calls can be read
+        # names of tools whose calls can be read, with their required arguments
+        self._readable_names: set[tuple[str, ...]] = set()
         self._control = control_tokens(own, ends)
         self._numbers = itertools.count()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="agents-text")
@@ -116,15 +117,15 @@ class Rendering:
         return TurnText(content, calls, finish, stop, len(generation.tokens))
 
     def _check_names(self, request: TurnRequest) -> None:
-        """Raise Refusal for a tool whose name makes its calls unreadable."""
+        """Raise Refusal for a tool whose names make its calls unreadable."""
         for tool in request.tools:
-            name = tool["function"]["name"]
-            if name not in self._readable_names and self._calls is not None:
-                if (problem := self._calls.problem_of_name(name)) is not None:
+            names = (tool["function"]["name"], *required_of(tool))
+            if names not in self._readable_names and self._calls is not None:
+                if (problem := self._calls.problem_of_tool(names[0], names[1:])) is not None:
                     raise Refusal(400, problem, "tools", "unsupported_value")
                 if len(self._readable_names) >= _MAX_NAMES:
                     self._readable_names.clear()
-                self._readable_names.add(name)
+                self._readable_names.add(names)
 
     def _chat_of(self, request: TurnRequest) -> ChatTokens:
         """Return the renderer with a request's variables. Raises: SettingsError for one that the template ignores."""

@@ -31,6 +31,7 @@ _MAX_PIECES = 64
 _LONG_TURN = 1 << 13
 _PROBE_NAME = "lookup_city"
 _PROBE_ARGUMENTS = {"city": "Paris"}
+_MARK = "\ue000"
 _PROBE_TOOL = {
     "type": "function",
     "function": {
@@ -86,15 +87,20 @@ class CallReader:
             self._argument_tag = re.compile(rf"<(/?){re.escape(tags[1])}\b")
         self._begins_in_thought = begins_in_thought
 
-    def problem_of_name(self, name: str) -> str | None:
-        """Return why no call of a tool of this name is read; None: calls are read, or no known call shows it.
+    def problem_of_tool(self, name: str, required: Collection[str]) -> str | None:
+        """Return why no call of a tool is read; None: calls are read, or no known call shows it.
 
         In some formats names are words of a language: pythonic ones have no hyphen and no dot.
+        required: names of the arguments that each call has.
         """
-        known = self._known_call.replace(_PROBE_NAME, name)
-        if not known or self.read(known)[1] == [Call(name, _PROBE_ARGUMENTS)]:
-            return None
-        return f"no call of the tool {name!r} could be read in the format {self.call_format}. Give it another name"
+        call = self._known_call.replace(_PROBE_NAME, _MARK)
+        for argument in ("city", *filter(_is_plain, required)) if call else ():
+            known = call.replace("city", argument).replace(_MARK, name)
+            if self.read(known)[1] != [Call(name, {argument: _PROBE_ARGUMENTS["city"]})]:
+                what = f"{name!r}" if argument == "city" else f"{name!r} with its argument {argument!r}"
+                problem = f"no call of the tool {what} could be read in the format {self.call_format}"
+                return f"{problem}. Give it another name"
+        return None
 
     async def read_async(self, text: str) -> tuple[str, list[Call]]:
         """Return `read(text)`. The event loop continues while a long text is read."""
@@ -293,6 +299,18 @@ def _prepare_engine(parser: Any) -> list[str] | None:
     terminals = engine._engine.config.terminals
     marks = [terminals.get(name) for name in ("FUNC_PREFIX", "FUNC_END", "TOOL_END")]
     return marks if all(isinstance(mark, str) for mark in marks) else None
+
+
+def required_of(tool: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the arguments that each call of a tool has. tool: in the form of chat completions."""
+    parameters = tool["function"].get("parameters")
+    required = parameters.get("required") if isinstance(parameters, Mapping) else None
+    return tuple(name for name in required if isinstance(name, str)) if isinstance(required, list) else ()
+
+
+def _is_plain(name: str) -> bool:
+    """Return whether formats write a name as it is."""
+    return json.dumps(name) == f'"{name}"' and not {"<", ">"} & {*name}
 
 
 def _call(name: str, arguments: str) -> Call:

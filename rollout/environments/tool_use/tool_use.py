@@ -12,7 +12,7 @@ from protocol.errors import SettingsError
 from protocol.settings.tools import ToolsSettings
 from rollout.environments.base import Chat, Messages, ModelTool, Prompt, Resources, Step, Task, ToolRefusal, Turn
 from rollout.environments.tool_use.arguments import fit_arguments
-from rollout.environments.tool_use.call_formats import Call, CallReader, choose_reader
+from rollout.environments.tool_use.call_formats import Call, CallReader, choose_reader, required_of
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ class MakeToolUse:
         return self._reader
 
     def check_names(self, resources: Resources) -> None:
-        """Raise SettingsError for a tool whose name makes its calls unreadable. resources: with all tools."""
+        """Raise SettingsError for a tool whose names make its calls unreadable. resources: with all tools."""
         reader = self.check_model(resources.tokenizer, resources.end_tokens)
         for schema in self.make_toolbox(resources).schemas:
-            if (problem := reader.problem_of_name(schema["function"]["name"])) is not None:
+            if (problem := reader.problem_of_tool(schema["function"]["name"], required_of(schema))) is not None:
                 raise SettingsError(f"settings: tools: {problem}, or do not offer it.")
 
 

@@ -20,7 +20,7 @@ from rollout.endpoint.rendering import Rendering
 from rollout.endpoint.requests import Refusal, SessionSampling
 from rollout.environments.base import Resources
 from rollout.environments.tool_use.arguments import fit_arguments
-from rollout.environments.tool_use.call_formats import Call, choose_reader
+from rollout.environments.tool_use.call_formats import Call, choose_reader, required_of
 from rollout.environments.tool_use.tool_use import make_tool_use
 
 FORMATS = {
@@ -120,6 +120,20 @@ def test_tool_whose_name_a_format_cannot_write_is_refused() -> None:
         make_tool_use(ToolsSettings(names=[])).check_names(resources("lfm2_v2", "get-forecast"))
     make_tool_use(ToolsSettings(names=[])).check_names(resources("lfm2_v2", "get_forecast"))
     make_tool_use(ToolsSettings(names=[])).check_names(resources("qwen3", "get-forecast"))
+
+
+@pytest.mark.parametrize(("model", "is_refused"), [("lfm2_v2", True), ("qwen3", False)])
+@pytest.mark.parametrize("argument", ["max-results", "$filter"])
+def test_tool_with_a_required_argument_that_a_format_cannot_write_is_refused(
+    model: str, is_refused: bool, argument: str
+) -> None:
+    parameters = {"type": "object", "properties": {argument: {"type": "string"}}}
+    reader = choose_reader("auto", tokenizer_of(model))
+    for required in ([argument], []):
+        tool = {"type": "function", "function": {"name": "find", "parameters": {**parameters, "required": required}}}
+        problem = reader.problem_of_tool("find", required_of(tool))
+        assert (problem is not None) == (is_refused and bool(required))
+        assert problem is None or f"the tool 'find' with its argument '{argument}' could be read in the" in problem
 
 
 def test_agents_tool_whose_name_a_format_cannot_write_is_refused() -> None:
