@@ -19,6 +19,7 @@ from protocol.wire.trajectory import Trajectory
 from rollout.environments.base import Chat, Resources, Task
 from rollout.environments.verl import base_classes
 from rollout.environments.verl.load import load_verl_tools
+from rollout.environments.verl.tools import VerlTool, VerlToolbox
 from rollout.neighbours.node import Node
 from rollout.neighbours.services import Services
 from tests.fakes.engines import TokenizingEngine
@@ -190,6 +191,33 @@ async def test_tool_that_raises_or_gives_no_text_fails_the_sample_and_is_release
     assert sys.modules[module].log[-1] == ("release", 0)
 
 
+async def test_each_tool_is_released_whatever_the_release_of_another_does() -> None:
+    released = []
+
+    class Tool:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def create(self, instance_id: str) -> str:
+            return instance_id
+
+        async def execute(self, instance_id: str, parameters: dict[str, Any]) -> tuple[str, float, dict[str, Any]]:
+            return "ok", 0.0, {}
+
+        async def release(self, instance_id: str) -> None:
+            released.append(self.name)
+            if self.name == "first":
+                raise OSError("gone")
+
+    tools = {name: VerlTool(Tool(name), {"function": {"name": name}}) for name in ("first", "second")}
+    toolbox = VerlToolbox(tools, "none")
+    for name in tools:
+        await toolbox.answer(name, {})
+    with pytest.raises(OSError, match="gone"):
+        await toolbox.close()
+    assert released == ["first", "second"]
+
+
 @pytest.mark.parametrize(
     ("written", "problem"),
     [
@@ -254,6 +282,7 @@ sys.path.insert(0, {str(installed.parent)!r})
 from pathlib import Path
 from protocol.settings.tools import ToolsSettings
 from rollout.environments.verl.load import load_verl_tools
+from rollout.environments.verl.tools import VerlTool, VerlToolbox
 load_verl_tools(Path({str(path)!r}), ToolsSettings())
 print(sys.modules["verl"].__file__)
 """

@@ -6,6 +6,7 @@ calc_reward(instance_id, ..)          -> reward
 release(instance_id, ..)
 """
 
+import asyncio
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -100,8 +101,13 @@ class VerlToolbox:
         return ToolReply(reply.text, await self._reward_change(name) if self._reward == "final" else None)
 
     async def close(self) -> None:
-        for name, instance_id in self._ids.items():
-            await self._tools[name].release(instance_id, self._options_of(name, "release_kwargs"))
+        # Each for itself: a release that raises or hangs must not keep what the other tools hold.
+        releases = (
+            self._tools[name].release(one, self._options_of(name, "release_kwargs")) for name, one in self._ids.items()
+        )
+        for outcome in await asyncio.gather(*releases, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def _reward_change(self, name: str) -> float:
         options = self._options_of(name, "calc_reward_kwargs")
