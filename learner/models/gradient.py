@@ -126,7 +126,7 @@ def accumulate(
         loss, sums = loss_of(micro_batch)
         poisoned = loss * _one_if_finite(loss, micro_batch)
         module.backward(poisoned * scale)
-        num_computed = torch.tensor(cpu_micro_batch.tokens.numel(), device=device)
+        num_computed = torch.full((), float(cpu_micro_batch.tokens.numel()), device=device)
         add_sums(totals, {"loss": poisoned.detach(), COMPUTED_TOKENS: num_computed, **sums})
     return totals
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from learner.models.gradient import ROUTER_AUX_LOSS, Sums, add_gradient
+from learner.models.gradient import COMPUTED_TOKENS, ROUTER_AUX_LOSS, Sums, add_gradient
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.model_loading import load_model, router_loss_of
 from learner.models.varlen_attention import Segments
@@ -120,5 +120,5 @@ def test_model_without_experts_is_refused(tmp_path: Path) -> None:
 def test_nothing_is_added_unless_it_is_asked_for(tmp_path: Path) -> None:
     model = model_of("MixtralConfig", tmp_path, 0.0)
     sums = add_gradient(OneProcess(model), micro_batches(), nothing, 1.0, temperature=1.0, with_entropy=False)
-    assert sums.keys() == {"loss", "tokens"}
+    assert sums.keys() == {"loss", "tokens", COMPUTED_TOKENS}
     assert float(sums["loss"]) == 0.0
