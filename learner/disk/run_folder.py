@@ -99,6 +99,17 @@ def comparable_since(line: Mapping[str, float], metric: str) -> float:
     return max(line.get("eval/rewards_since", 0), line.get(of_set, 0))
 
 
+class SamplePlace(NamedTuple):
+    """When a line of samples.jsonl was written."""
+
+    step: int
+    start: float  # Unix seconds of the start that wrote it; 0: of an earlier version
+
+    def repeats(self, newest: "SamplePlace") -> bool:
+        """Return whether a resume repeated the step of the line before, `newest`, and this one is of the repetition."""
+        return self.step < newest.step or (self.step == newest.step and self.start != newest.start)
+
+
 class SkippedRow(NamedTuple):
     """A row of data.train that the run skips."""
 

@@ -51,7 +51,7 @@ def _scores(name: str, run: RunFacts) -> list[str]:
     steps = f"{run.lines[-1]['step']:.0f}" if run.lines else "0"
     scored = [line for line in run.lines if main_set(line)]
     key = f"eval/{main_set(scored[-1])}/reward" if scored else "reward/mean"
-    having = [line for line in run.lines if key in line]
+    having = [line for line in run.lines if key in line] if scored else run.reward_lines
     if not having:
         return [name, steps, key, *[""] * (len(COLUMNS) - 3)]
     since = comparable_since(having[-1], key)  # earlier scores are of other rewards, or of another set

@@ -31,6 +31,7 @@ class LedgerFacts:
     reasons: list[tuple[str, int]]  # (reason, skipped prompts), most first, at most 20
     events: dict[str, int]  # kind -> events, most first
     failures: dict[str, int]  # what failed -> samples that it failed
+    rewards_since: int  # first step with the rewards of the present endpoints; 0: all steps have them
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ class RunFacts:
     num_redone: int  # lines of steps that were repeated after a resume; not in `lines`
     ledger: LedgerFacts | None  # None: ledger.sqlite is missing or cannot be read
     notes: list[str]  # sentences about missing or broken files
+
+    @property
+    def reward_lines(self) -> list[dict[str, float]]:
+        """Lines with a training reward of the newest step's reward endpoints."""
+        since = self.ledger.rewards_since if self.ledger is not None else 0
+        return [line for line in self.lines if "reward/mean" in line and line["step"] >= since]
 
 
 def read_run(folder: Path) -> RunFacts:
@@ -108,9 +115,9 @@ def _read_ledger(path: Path, notes: list[str]) -> LedgerFacts | None:
 
 def _query(db: sqlite3.Connection) -> LedgerFacts:
     trained = "FROM trajectories WHERE kind = 'train' AND step IS NOT NULL"
-    starts = db.execute("SELECT value FROM meta WHERE key = 'incarnation'").fetchone()
+    meta = dict(db.execute("SELECT key, value FROM meta WHERE key IN ('incarnation', 'rewards_since_step')"))
     return LedgerFacts(
-        num_starts=int(starts[0]) if starts else 0,
+        num_starts=int(meta.get("incarnation", 0)),
         states=dict(
             db.execute(
                 "SELECT CASE WHEN state = 'skipped' AND reason LIKE ? THEN 'filtered' ELSE state END AS fate, COUNT(*) "
@@ -127,4 +134,5 @@ def _query(db: sqlite3.Connection) -> LedgerFacts:
         ).fetchall(),
         events=dict(db.execute("SELECT kind, COUNT(*) FROM events GROUP BY kind ORDER BY 2 DESC")),
         failures=dict(db.execute("SELECT boundary, COUNT(*) FROM failures GROUP BY boundary")),
+        rewards_since=int(meta.get("rewards_since_step", 0)),
     )

@@ -142,7 +142,7 @@ def _training_scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], li
         fell = replace(row, is_better=None if row.is_better is None else not row.is_better)
         text = f"Steps before {since:g} had other held-out rows or another loss: they are not compared."
         return [fell], (f"step {_version(losses[0])}", f"step {_version(losses[-1])}"), [text] if since else []
-    rewards = [line["reward/mean"] for line in run.lines if "reward/mean" in line]
+    rewards = [line["reward/mean"] for line in run.reward_lines]
     num = min(_TRAIN_STEPS, len(rewards) // 2)
     text = "No held-out evaluation is on record: eval.every_steps is 0, or none had ended."
     if num == 0:
@@ -150,7 +150,10 @@ def _training_scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], li
     first, last = sum(rewards[:num]) / num, sum(rewards[-num:]) / num
     row = _row("training reward", first, last, [math.nan, math.nan])
     steps = "step" if num == 1 else f"{num} steps"
-    return [row], (f"first {steps}", f"last {steps}"), [f"{text} Training rewards are shown instead."]
+    texts = [f"{text} Training rewards are shown instead."]
+    if run.ledger is not None and (since := run.ledger.rewards_since):
+        texts.append(f"Steps before {since} had other reward endpoints: they are not compared.")
+    return [row], (f"first {steps}", f"last {steps}"), texts
 
 
 def _row(name: str, before: float | None, after: float | None, errors: Sequence[float]) -> ScoreRow:

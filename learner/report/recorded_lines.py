@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from learner.disk.run_folder import LEARNER_VALUES
+from learner.disk.run_folder import LEARNER_VALUES, SamplePlace
 
 VALUES = ("logprobs", "advantages", "entropies")  # of a token, by the learner
 
@@ -29,7 +29,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     for text in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError):  # cut off by a kill
             line = json.loads(text)
-            if found and line["step"] < found[-1]["step"]:
+            if found and _place(line).repeats(_place(found[-1])):
                 found = [each for each in found if each["step"] < line["step"]]
             found.append(line)
     return found
@@ -67,6 +67,10 @@ def values_of_sample(run: Path, line: dict[str, Any]) -> dict[str, list[float]] 
     if found is None or len(found.logprobs) != sum(mask):
         return None
     return {name: _over_mask(getattr(found, name), mask) for name in VALUES}
+
+
+def _place(line: dict[str, Any]) -> SamplePlace:
+    return SamplePlace(line["step"], line.get("start", 0.0))
 
 
 def _over_mask(values: Sequence[float], mask: Sequence[int]) -> list[float]:

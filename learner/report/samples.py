@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from learner.data.text_decoder import TextDecoder
-from learner.disk.run_folder import Answer, read_answers
+from learner.disk.run_folder import Answer, SamplePlace, read_answers
 
 Author = Literal["prompt", "model", "observation"]
 Change = Literal["better", "worse", "equal"]
@@ -34,6 +34,7 @@ class SampleLine(msgspec.Struct, frozen=True):
     tokens: list[int]  # [T] prompt, turns and observations
     loss_mask: list[int]  # [T] 1 where the model wrote the token, else 0
     label: str = ""
+    start: float = 0.0  # as in SamplePlace
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,18 @@ def read_groups(path: Path, tokenizer_dir: Path | None, notes: list[str]) -> lis
     if decoder.problem is not None:
         notes.append(decoder.problem)
     groups: dict[tuple[int, str], list[bytes]] = {}
+    newest = SamplePlace(0, 0.0)
     for text in path.read_bytes().splitlines():
         try:
             line = msgspec.json.decode(text, type=SampleLine)
         except msgspec.DecodeError:
             notes.append("samples.jsonl has a broken line, left out (a kill cuts a line off).")
         else:
-            if groups and line.step < next(reversed(groups))[0]:  # steps that are repeated after a resume count once
+            place = SamplePlace(line.step, line.start)
+            if place.repeats(newest):  # steps that are repeated after a resume count once
                 groups = {key: texts for key, texts in groups.items() if key[0] < line.step}
             groups.setdefault((line.step, line.group), []).append(text)
+            newest = place
     largest = max(map(len, groups.values()), default=0)
     whole = [texts for texts in groups.values() if len(texts) == largest]
     spread = sorted({round(i * (len(whole) - 1) / (_NUM_GROUPS - 1)) for i in range(_NUM_GROUPS)}) if whole else []

@@ -61,7 +61,7 @@ class RunRecord:
         self.decoder = decoder or TextDecoder()
         self._samples_per_step = samples_per_step
         self._group_every = group_every
-        self._started = time.monotonic()
+        self._started, self._began = time.monotonic(), round(time.time(), 3)
         self._last_step_at = self._started
 
     def stamp(self, step: int, policy_version: int, metrics: Mapping[str, float]) -> StepLine:
@@ -103,6 +103,7 @@ class RunRecord:
                 "samples.jsonl",
                 {
                     "step": batch.step,
+                    "start": self._began,
                     "group": facts.group,
                     "sample_index": facts.sample_index,
                     "reward": facts.reward,

@@ -19,7 +19,7 @@ from typing import Annotated, Any, BinaryIO
 import msgspec
 
 from learner.data.text_decoder import TextDecoder
-from learner.disk.run_folder import mark_at
+from learner.disk.run_folder import SamplePlace, mark_at
 from protocol.wire.trajectory import TimedCall
 
 # An id is never used again: words of a sample that a resume has removed stay in `texts`, and find nothing.
@@ -32,7 +32,7 @@ _TABLES = (
     "CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (words, content = '', detail = none)",
     "CREATE TABLE IF NOT EXISTS place (name TEXT PRIMARY KEY, value NOT NULL)",
 )
-_VERSION = 3
+_VERSION = 4
 _WAIT_S = 60.0  # for another page that indexes the same file
 _LINES_AT_ONCE = 5_000  # of one transaction
 _MOST_TOKENS = 20_000  # of one sample on the page
@@ -47,6 +47,7 @@ class _Line(msgspec.Struct):
     step: _Number
     group: str
     sample_index: _Number = -1  # lines of earlier versions have none
+    start: float = 0.0  # as in SamplePlace
     prompt: str = ""
     response: str = ""
 
@@ -142,23 +143,24 @@ class SampleIndex:
             for table in _TABLES:
                 db.execute(table)
             places = dict(db.execute("SELECT name, value FROM place"))
-            end, newest = places.get("end", 0), places.get("step", -1)
+            end, newest = places.get("end", 0), SamplePlace(places.get("step", -1), places.get("start", 0.0))
             if mark_at(file, end) != places.get("mark", b""):  # another file, as a resume makes it
                 db.execute("DELETE FROM samples")
                 db.execute("INSERT INTO texts (texts) VALUES ('delete-all')")
-                end, newest = 0, -1
+                end, newest = 0, SamplePlace(-1, 0.0)
             num = 0
             for start, length, line in _lines(file, end):
                 end = start + length
                 if line is not None:
-                    if line.step < newest:  # a resume repeats this step and those after it
+                    place = SamplePlace(line.step, line.start)
+                    if place.repeats(newest):  # a resume repeats this step and those after it
                         db.execute("DELETE FROM samples WHERE step >= ?", (line.step,))
-                    newest = line.step
+                    newest = place
                     _add(db, line, start, length)
                 num += 1
                 if num == _LINES_AT_ONCE:
                     break
-            places = {"end": end, "step": newest, "mark": mark_at(file, end)}
+            places = {"end": end, **newest._asdict(), "mark": mark_at(file, end)}
             db.executemany("INSERT OR REPLACE INTO place VALUES (?, ?)", places.items())
             db.execute("COMMIT")
         return num == _LINES_AT_ONCE

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from learner.ledger.ledger import Ledger
 from learner.report.facts import read_run
+from learner.report.recorded_lines import read_lines
+from learner.report.samples import read_groups
 from learner.report.write import main, write_report
 from protocol.errors import OperatorError
 from tests.learner.report.recorded_run import record_run
@@ -239,6 +242,18 @@ def test_steps_taken_again_after_a_resume_count_once(folder: Path) -> None:
     assert (run.lines[-1]["policy/loss"], run.num_redone) == (9.0, 2)
 
 
+def test_samples_of_a_step_that_was_taken_again_are_shown_once(folder: Path) -> None:
+    path = folder / "samples.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    newest = [json.loads(line) for line in lines if json.loads(line)["step"] == 3]
+    with path.open("a") as file:
+        file.writelines(json.dumps(line | {"start": line["start"] + 9}) + "\n" for line in newest)
+    groups = read_groups(path, folder.parent / "model", [])
+    assert [(group.step, len(group.samples)) for group in groups] == [(1, 4), (3, 4)]
+    assert read_lines(path)[-4:] == [line | {"start": line["start"] + 9} for line in newest]
+    assert len(read_lines(path)) == len(lines)
+
+
 def test_comparison_has_the_scores_the_settings_that_differ_and_both_curves(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,6 +284,26 @@ def test_comparison_leaves_out_scores_of_other_reward_endpoints_or_sets(
     assert main([str(folder), str(other)]) == 0
     text = _text(Path(capsys.readouterr().out.strip()).read_text(encoding="utf-8"))
     assert "short 3 eval/held_out/reward 0.250 1.000 ± 0.000 1.000 ± 0.000 3 1.000" in text
+
+
+def test_training_rewards_of_earlier_reward_endpoints_are_not_compared(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (other := folder.parent / "other").mkdir()
+    record_run(other, num_steps=1)
+    rewards = {1: 90.0, 2: 0.5, 3: 0.75}
+    lines = [{"step": step, "reward/mean": reward} for step, reward in rewards.items()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ledger = Ledger(folder / "ledger.sqlite")  # resumed at step 2 with another scorer
+    for source, first in (("old", 1), ("new", 2)):
+        ledger.begin_rewards(source, "", first, first)
+    ledger.close()
+    text = _text(_page(folder))
+    assert "training reward 0.500 0.750 +0.250" in text
+    assert "Steps before 2 had other reward endpoints: they are not compared." in text
+    assert main([str(folder), str(other)]) == 0
+    text = _text(Path(capsys.readouterr().out.strip()).read_text(encoding="utf-8"))
+    assert "short 3 reward/mean 0.500 0.750 0.750 3" in text
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def test_write_samples_keeps_as_many_as_asked_for_spread_over_the_step(tmp_path:
     RunRecord(tmp_path, samples_per_step=2).write_samples(four_trajectories())
     samples = lines(tmp_path / "samples.jsonl")
     assert [sample["reward"] for sample in samples] == [0.0, 0.5]
+    assert samples[0].pop("start") == samples[1]["start"] == pytest.approx(time.time(), abs=60)
     assert samples[0] == {
         "step": 2,
         "group": "a",

@@ -24,6 +24,19 @@ def test_a_resume_that_repeats_steps_replaces_their_samples(page: Page, folder: 
     assert page.get("trajectories", run="one", text="zebra")["total"] == len(repeated)
 
 
+def test_a_resume_that_repeats_the_newest_step_replaces_its_samples(page: Page, folder: Path) -> None:
+    path = folder / "one" / "samples.jsonl"
+    newest = [line for line in map(json.loads, path.read_text().splitlines()) if line["step"] == STEPS]
+    run = page.runs.get("one")
+    run.samples.update()  # the page is open during the resume
+    with path.open("a") as file:
+        file.write(json.dumps(newest[0] | {"start": newest[0]["start"] + 9, "response": "zebra"}) + "\n")
+    run.samples.update()
+    (shown,) = run.samples.of_group(newest[0]["group"])
+    assert run.samples.line(shown["id"])["response"] == "zebra"
+    assert page.get("trajectories", run="one", text="zebra")["total"] == 1
+
+
 def test_samples_behind_damaged_lines_are_found(page: Page, folder: Path) -> None:
     path = folder / "one" / "samples.jsonl"
     line = json.loads(path.read_text().splitlines()[0])
