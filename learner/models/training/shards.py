@@ -139,6 +139,11 @@ class ZeroShards:
         for stepped in self._stepped_tensors():
             self._adamw.state[stepped]["step"].fill_(num_updates)
 
+    def drop_gradient(self) -> None:
+        """Drop a refused gradient. With the optimizer in host memory DeepSpeed would add the next ones to its NaN."""
+        if self._stage in (1, 2):
+            self._zero.averaged_gradients = dict.fromkeys(self._zero.averaged_gradients)
+
     def _stepped_tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that AdamW updates."""
         if self._stage == 0:

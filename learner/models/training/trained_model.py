@@ -127,6 +127,8 @@ class TrainedModel:
             sums=reduced,
             lr=lr,
         )
+        if not result.applied:
+            self._shards.drop_gradient()
         self._num_changes += result.applied and lr > 0.0 and result.grad_norm > _CHANGING_NORM
         return result
 

@@ -1,8 +1,9 @@
 """One gradient in many ways, run by test_gradient_ranks: `python gradient_ranks.py FOLDER`.
 
-For worlds of 1, 2 and 4 ranks and each of their cases it takes one step on the same seven trajectories, saves its state
-and takes a step more; a world of one rank in ZeRO 0 then reads every state and takes that step too. Ranks are forked
-from this process, which has imported everything. Rank 0 of each world writes what it found to FOLDER/WORLD.pt.
+For worlds of 1, 2 and 4 ranks and each of their cases it has a step refused, takes one on the same seven trajectories,
+saves its state and takes a step more; a world of one rank in ZeRO 0 then reads every state and takes that step too.
+Ranks are forked from this process, which has imported everything. Rank 0 of each world writes what it found to
+FOLDER/WORLD.pt.
 """
 
 import gc
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -85,15 +87,20 @@ def make(folder: Path, name: str, case: dict[str, Any]) -> PolicyEngine | Critic
     return CriticEngine(of_case) if name.startswith("critic") else PolicyEngine(of_case)
 
 
-def step(model: PolicyEngine | CriticEngine) -> None:
+def step(model: PolicyEngine | CriticEngine, *, is_broken: bool = False) -> None:
+    """Take a step. is_broken: with a number that is not finite, so that it is refused."""
     samples = trajectories()
+    if is_broken:
+        broken = np.full(len(samples[0].tokens), np.nan, np.float32)
+        samples[0] = replace(samples[0], behaviour_logprobs=broken)
     plan = plan_step([len(s.tokens) for s in samples], dist.get_world_size(), 50)[dist.get_rank()]
     parts = [make_micro_batch([samples[i] for i in part]) for part in plan]
     weight = sum(int(s.loss_mask.sum()) for s in samples)
     if isinstance(model, CriticEngine):
-        assert model.step(parts, value_loss, weight).applied
+        result = model.step(parts, value_loss, weight)
     else:
-        assert model.step(parts, loss, weight).applied
+        result = model.step(parts, loss, weight)
+    assert result.applied != is_broken
 
 
 def value_loss(values: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
@@ -114,6 +121,7 @@ def train(folder: Path) -> dict[str, Any]:
     for name, case in cases_of(dist.get_world_size()).items():
         before = held_bytes()
         policy = make(folder, name, case)
+        step(policy, is_broken=True)
         step(policy)
         found[name] = state_of(policy)
         policy.save_state(folder / f"{dist.get_world_size()} {name}")
