@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 
@@ -84,23 +84,25 @@ def read_groups(path: Path, tokenizer_dir: Path | None, notes: list[str]) -> lis
     decoder = TextDecoder(tokenizer_dir)
     if decoder.problem is not None:
         notes.append(decoder.problem)
-    groups: dict[tuple[int, str], list[bytes]] = {}
-    newest = SamplePlace(0, 0.0)
-    for text in path.read_bytes().splitlines():
-        try:
-            line = msgspec.json.decode(text, type=SampleLine)
-        except msgspec.DecodeError:
-            notes.append("samples.jsonl has a broken line, left out (a kill cuts a line off).")
-        else:
-            place = SamplePlace(line.step, line.start)
-            if place.repeats(newest):  # steps that are repeated after a resume count once
-                groups = {key: texts for key, texts in groups.items() if key[0] < line.step}
-            groups.setdefault((line.step, line.group), []).append(text)
-            newest = place
-    largest = max(map(len, groups.values()), default=0)
-    whole = [texts for texts in groups.values() if len(texts) == largest]
-    spread = sorted({round(i * (len(whole) - 1) / (_NUM_GROUPS - 1)) for i in range(_NUM_GROUPS)}) if whole else []
-    return [_read_group(whole[index], decoder) for index in spread]
+    groups: dict[tuple[int, str], list[int]] = {}  # where their lines begin: all lines may be too large for the memory
+    newest, begin = SamplePlace(0, 0.0), 0
+    with path.open("rb") as file:
+        for text in file:
+            try:
+                line = msgspec.json.decode(text, type=SampleLine)
+            except msgspec.DecodeError:
+                notes.append("samples.jsonl has a broken line, left out (a kill cuts a line off).")
+            else:
+                place = SamplePlace(line.step, line.start)
+                if place.repeats(newest):  # steps that are repeated after a resume count once
+                    groups = {key: begins for key, begins in groups.items() if key[0] < line.step}
+                groups.setdefault((line.step, line.group), []).append(begin)
+                newest = place
+            begin += len(text)
+        largest = max(map(len, groups.values()), default=0)
+        whole = [begins for begins in groups.values() if len(begins) == largest]
+        spread = sorted({round(i * (len(whole) - 1) / (_NUM_GROUPS - 1)) for i in range(_NUM_GROUPS)}) if whole else []
+        return [_read_group(file, whole[index], decoder) for index in spread]
 
 
 def pair_answers(path: Path, first: int, last: int) -> tuple[Counter[Change], list[HeldOutPair]]:
@@ -133,8 +135,8 @@ def visible(text: str) -> str:
     return "".join(chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else c for c in text)
 
 
-def _read_group(texts: Sequence[bytes], decoder: TextDecoder) -> ReadableGroup:
-    decoded = [msgspec.json.decode(text, type=SampleLine) for text in texts]
+def _read_group(file: BinaryIO, begins: Sequence[int], decoder: TextDecoder) -> ReadableGroup:
+    decoded = [_line_at(file, begin) for begin in begins]
     lines = sorted(decoded, key=operator.attrgetter("reward"), reverse=True)
     pieces = [split_text(line, decoder) for line in lines]
     prompt = "".join(piece.text for piece in pieces[0] if piece.author == "prompt")
@@ -144,6 +146,11 @@ def _read_group(texts: Sequence[bytes], decoder: TextDecoder) -> ReadableGroup:
     ]
     mean = sum(line.reward for line in lines) / len(lines)
     return ReadableGroup(lines[0].step, prompt, lines[0].label, mean, samples)
+
+
+def _line_at(file: BinaryIO, begin: int) -> SampleLine:
+    file.seek(begin)
+    return msgspec.json.decode(file.readline(), type=SampleLine)
 
 
 def _change(before: Answer, after: Answer) -> Change:

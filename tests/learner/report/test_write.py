@@ -6,6 +6,7 @@ import html
 import json
 import re
 import sqlite3
+import tracemalloc
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -326,3 +327,19 @@ def test_report_that_cannot_be_written_is_an_operator_error(folder: Path) -> Non
     (folder / "report.html").mkdir()
     with pytest.raises(OperatorError, match=r"report\.html cannot be written: Is a directory\."):
         write_report(folder, None)
+
+
+def test_report_holds_no_more_of_the_samples_than_it_shows(folder: Path) -> None:
+    path = folder / "samples.jsonl"
+    line = json.loads(path.read_text().splitlines()[0])
+    num = line["num_prompt_tokens"]
+    long = {"tokens": [*line["tokens"][:num], *[5] * 2000], "loss_mask": [0] * num + [1] * 2000}
+    with path.open("w") as file:
+        for step in range(1, 2001):
+            file.write(json.dumps({**line, **long, "step": step, "group": f"g{step}"}) + "\n")
+    tracemalloc.start()
+    groups = read_groups(path, folder.parent / "model", [])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [group.step for group in groups] == [1, 401, 801, 1200, 1600, 2000]
+    assert peak < path.stat().st_size / 4
