@@ -27,14 +27,14 @@ _MAX_STEP_SAMPLES = 1 << 20
 # Keys of DeepSpeed's configuration that the learner sets itself. Others could scale or clip gradients a second time.
 _OF_THE_LEARNER = (
     "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps managed_gradient_accumulation "
-    "gradient_clipping optimizer scheduler fp16 bf16 bfloat16 amp"
+    "gradient_clipping gradient_allreduce_op optimizer scheduler fp16 bf16 bfloat16 amp"
 )
 # Its other keys. DeepSpeed 0.19 ignores unknown ones.
 _OF_DEEPSPEED = (
     "zero_optimization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer data_types torch_autocast "
     "steps_per_print dump_state log_level disable_python_gc disable_allgather communication_data_type "
     "prescale_gradients compile aio seq_parallel_communication_data_type gradient_predivide_factor "
-    "gradient_allreduce_op activation_checkpointing comms_logger tensorboard wandb csv_monitor comet "
+    "activation_checkpointing comms_logger tensorboard wandb csv_monitor comet "
     "flops_profiler wall_clock_breakdown memory_breakdown autotuning hybrid_engine pipeline data_efficiency "
     "checkpoint dataloader_drop_last expert_parallel tensor_parallel timers use_data_before_expert_parallelism "
     "weight_quantization datastates_ckpt vocabulary_size"
