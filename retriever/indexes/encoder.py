@@ -1,6 +1,7 @@
 """Encodes texts as vectors with any Hugging Face encoder, in float32.
 
-Vectors have length 1, so their product is the cosine. A folder of sentence-transformers says its own pooling.
+Vectors have length 1, so their product is the cosine. A folder of sentence-transformers says its own pooling, and
+whether the product of its vectors as they are counts.
 Shape letters: N texts, T tokens of the longest, D dimensions.
 """
 
@@ -24,6 +25,7 @@ from protocol.errors import OperatorError
 # Texts of one pass. On a CPU larger batches are no faster, and each batch is as slow as its longest text.
 _CPU_BATCH, _GPU_BATCH = 16, 64
 _MAX_TOKENS = 256  # of a query or passage; the rest is cut off
+_MOST_TOKENS = 512  # the same, where a folder of sentence-transformers says so
 _PADDING_CHANGES = 1e-3  # difference of a vector's numbers beyond rounding
 _ANY_NUMBER = 1 << 30
 _POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first", "mean": "mean", "cls": "first"}
@@ -37,6 +39,8 @@ class Family:
     query_prefix: str  # text before a query
     passage_prefix: str  # text before a document
     pooling: str  # mean: average of all tokens; first: vector of the first token
+    max_tokens: int = _MAX_TOKENS
+    has_length_1: bool = True  # vectors are scaled to length 1
 
 
 FAMILIES = {
@@ -67,7 +71,7 @@ class Encoder:
         self.family = family if self._form == FAMILIES[family] else f"{family} {self._form}"
         self._model = loaded.to(self._device).eval()
         self.dimension = int(self._model.config.hidden_size)
-        self._max_tokens = min(_MAX_TOKENS, _num_positions(self._model))
+        self._max_tokens = min(self._form.max_tokens, _num_positions(self._model))
         # Some encoders, such as FNet's and ConvBERT's, read padding too: each of their texts is a pass by itself.
         alone, beside = (self._encode(["a", *others])[0] for others in ((), ("a " * 40,)))
         if np.abs(alone - beside).max() > _PADDING_CHANGES:
@@ -82,11 +86,19 @@ class Encoder:
         """Return [N, D]."""
         return self._encode([self._form.query_prefix + text for text in texts])
 
+    def unscaled_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return [N, D], of the length that the model gives them."""
+        return self._pool([self._form.query_prefix + text for text in texts])
+
     def passages(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return [N, D]."""
         return self._encode([self._form.passage_prefix + text for text in texts])
 
     def _encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        vectors = self._pool(texts)
+        return torch.nn.functional.normalize(torch.from_numpy(vectors)).numpy() if self._form.has_length_1 else vectors
+
+    def _pool(self, texts: Sequence[str]) -> NDArray[np.float32]:
         vectors = np.empty((len(texts), self.dimension), np.float32)
         with self._tokenizing:
             tokens = self._tokenizer(list(texts), truncation=True, max_length=self._max_tokens)
@@ -113,7 +125,7 @@ class Encoder:
         else:
             mask = encoded["attention_mask"][:, :, None].to(hidden.dtype)  # [N, T, 1]
             pooled = (hidden * mask).sum(1) / mask.sum(1)
-        vectors: NDArray[np.float32] = torch.nn.functional.normalize(pooled, dim=-1).cpu().numpy()
+        vectors: NDArray[np.float32] = pooled.cpu().numpy()
         return vectors
 
 
@@ -135,11 +147,27 @@ def _form_of(model: str, family: str) -> Family:
     if pooling is None:
         raise ValueError(f"it pools by {said}, and only the mean and the first token (cls) are known here")
     if family == "dense":
-        prompts = (_read(model, "config_sentence_transformers.json") or {}).get("prompts") or {}
-        return Family(prompts.get("query") or "", prompts.get("document") or prompts.get("passage") or "", pooling)
+        is_whole = given.get("include_prompt", True)
+        return _stated_form(model, pooling, has_length_1="Normalize" in modules, is_whole=is_whole)
     if pooling != form.pooling:
         raise ValueError(f"it pools by {said}, and --retriever-name {family} by {form.pooling}. Set it to dense")
     return form
+
+
+def _stated_form(model: str, pooling: str, *, has_length_1: bool, is_whole: bool) -> Family:
+    """Return the input format that a folder of sentence-transformers states. is_whole: the prompts are pooled too."""
+    stated = _read(model, "config_sentence_transformers.json") or {}
+    prompts = stated.get("prompts") or {}
+    query, passage = prompts.get("query") or "", prompts.get("document") or prompts.get("passage") or ""
+    if not is_whole and (query or passage):
+        raise ValueError("it pools without its prompts (include_prompt), and only whole texts are pooled here")
+    measure = stated.get("similarity_fn_name") or "cosine"
+    if not has_length_1 and measure not in ("cosine", "dot"):
+        raise ValueError(f"its similarity_fn_name is {measure}, and only cosine and dot are known here")
+    most = (_read(model, "sentence_bert_config.json") or {}).get("max_seq_length")
+    if most is None:  # as of version 6 it is the tokenizer's
+        most = (_read(model, "tokenizer_config.json") or {}).get("model_max_length", _MAX_TOKENS)
+    return Family(query, passage, pooling, min(int(most), _MOST_TOKENS), has_length_1 or measure == "cosine")
 
 
 def _read(model: str, name: str) -> Any:

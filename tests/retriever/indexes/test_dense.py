@@ -36,7 +36,9 @@ def corpus_file(tmp_path: Path) -> Path:
     return tmp_path / "corpus.jsonl"
 
 
-def _slow_vectors(folder: Path, texts: list[str], pooling: str = "mean") -> NDArray[np.float32]:
+def _slow_vectors(
+    folder: Path, texts: list[str], pooling: str = "mean", has_length_1: bool = True
+) -> NDArray[np.float32]:
     """Return each text's vector, one text at a time."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), BertModel.from_pretrained(folder).eval()
     vectors = []
@@ -44,7 +46,7 @@ def _slow_vectors(folder: Path, texts: list[str], pooling: str = "mean") -> NDAr
         with torch.inference_mode():
             hidden = model(**tokenizer([text], return_tensors="pt")).last_hidden_state[0].numpy()
         pooled = hidden.mean(0) if pooling == "mean" else hidden[0]
-        vectors.append(pooled / np.linalg.norm(pooled))
+        vectors.append(pooled / np.linalg.norm(pooled) if has_length_1 else pooled)
     return np.array(vectors, np.float32)
 
 
@@ -121,6 +123,28 @@ def test_users_faiss_file_is_read_as_it_is(tmp_path: Path, encoder: Path, corpus
         cosines = _slow_vectors(encoder, ["query: " + query for query in QUERIES]) @ vectors.T
         assert [hits[0].row for hits in index.search(QUERIES, 1)] == cosines.argmax(1).tolist()
     assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".npy", ".npy", ".utf8", ".utf8"]
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF1,Flat"])
+@pytest.mark.parametrize("has_length_1", [False, True])
+def test_distances_of_a_users_file_are_from_queries_of_its_vectors_length(
+    tmp_path: Path, encoder: Path, corpus_file: Path, factory: str, has_length_1: bool
+) -> None:
+    """As index.add(model.encode(texts)) of a tutorial makes it, with an encoder that does not normalise."""
+    vectors, asked = (_slow_vectors(encoder, texts, has_length_1=has_length_1) for texts in (TEXTS, QUERIES))
+    theirs = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_L2)
+    theirs.train(vectors)
+    theirs.add(vectors)
+    faiss.write_index(theirs, str(tmp_path / "l2.index"))
+    options = IndexOptions(str(encoder), faiss_file=tmp_path / "l2.index")
+    index, _, _ = open_or_build(tmp_path / "documents", corpus_file, "dense", options)
+    distances = ((asked[:, None] - vectors[None]) ** 2).sum(-1)
+    found = index.search(QUERIES, 5)
+    assert [[hit.row for hit in hits] for hits in found] == np.argsort(distances).tolist()
+    if factory == "Flat" or not has_length_1:
+        assert [[hit.score for hit in hits] for hits in found] == [
+            pytest.approx(row, abs=1e-3) for row in np.sort(distances).tolist()
+        ]
 
 
 def test_faiss_file_of_another_corpus_or_encoder_is_refused(tmp_path: Path, encoder: Path, corpus_file: Path) -> None:

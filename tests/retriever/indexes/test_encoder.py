@@ -61,21 +61,28 @@ def _of_sentence_transformers(folder: Path, pooling: dict[str, Any], *others: st
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    prompts = {"prompts": {"query": "what: ", "document": ""}}
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    _state(folder, {"prompts": {"query": "what: ", "document": ""}})
     return folder
 
 
-def _plain(folder: Path, text: str, is_first: bool = False) -> NDArray[np.float32]:
+def _state(folder: Path, stated: dict[str, Any]) -> Path:
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(stated))
+    return folder
+
+
+def _plain(
+    folder: Path, text: str, is_first: bool = False, most: int | None = None, has_length_1: bool = True
+) -> NDArray[np.float32]:
     """Return the vector of a text by transformers alone."""
     from transformers import AutoModel, AutoTokenizer
 
-    ids = torch.tensor([AutoTokenizer.from_pretrained(folder)(text)["input_ids"]])
+    cut = {} if most is None else {"truncation": True, "max_length": most}
+    ids = torch.tensor([AutoTokenizer.from_pretrained(folder)(text, **cut)["input_ids"]])
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         hidden = model(input_ids=ids).last_hidden_state[0]
     vector: NDArray[np.float32] = (hidden[0] if is_first else hidden.mean(0)).numpy()
-    return vector / np.linalg.norm(vector)
+    return vector / np.linalg.norm(vector) if has_length_1 else vector
 
 
 @pytest.mark.parametrize(
@@ -110,6 +117,29 @@ def test_dense_pools_and_asks_as_the_folder_says(tmp_path: Path) -> None:
     np.testing.assert_allclose(encoder.passages(["oslo"])[0], _plain(folder, "oslo", is_first=True), atol=1e-5)
     assert encoder.family != Encoder(str(make_tiny_encoder(tmp_path / "plain")), "dense").family
     assert Encoder(str(folder), "bge").family == "bge"
+
+
+def test_vectors_of_a_folder_whose_similarity_is_the_dot_product_keep_their_length(tmp_path: Path) -> None:
+    folder = _of_sentence_transformers(_bert(tmp_path), {"pooling_mode": "mean"})
+    modules = [each for each in json.loads((folder / "modules.json").read_text()) if "Normalize" not in each["type"]]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    for measure, has_length_1 in (("dot", False), ("cosine", True), (None, True)):
+        _state(folder, {"similarity_fn_name": measure})
+        plain = _plain(folder, "oslo", has_length_1=has_length_1)
+        np.testing.assert_allclose(Encoder(str(folder), "dense").passages(["oslo"])[0], plain, atol=1e-5)
+    assert np.linalg.norm(_plain(folder, "oslo", has_length_1=False)) > 1.5
+
+
+@pytest.mark.parametrize("name", ["sentence_bert_config.json", "tokenizer_config.json"])
+def test_texts_are_cut_where_a_folder_of_sentence_transformers_says(tmp_path: Path, name: str) -> None:
+    folder = _of_sentence_transformers(_bert(tmp_path), {"pooling_mode": "mean"})
+    key = "max_seq_length" if name.startswith("sentence") else "model_max_length"
+    known = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+    (folder / name).write_text(json.dumps(known | {key: 6}))
+    text = "where is oslo a town of norway a capital of finland"
+    found = Encoder(str(folder), "dense").passages([text])[0]
+    np.testing.assert_allclose(found, _plain(folder, text, most=6), atol=1e-5)
+    assert np.abs(found - _plain(folder, text)).max() > 0.01
 
 
 def test_text_without_tokens_has_a_vector(tmp_path: Path) -> None:
@@ -155,6 +185,11 @@ def _with_adapter(folder: Path) -> Path:
             lambda folder: _of_sentence_transformers(_bert(folder), {"pooling_mode": "cls"}),
             "e5",
             "it pools by cls, and --retriever-name e5 by mean. Set it to dense",
+        ),
+        (
+            lambda folder: _of_sentence_transformers(_bert(folder), {"pooling_mode": "mean", "include_prompt": False}),
+            "dense",
+            "it pools without its prompts",
         ),
         (
             lambda folder: _of_sentence_transformers(_bert(folder), {"pooling_mode": "mean"}, "Dense"),
