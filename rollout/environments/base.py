@@ -46,6 +46,7 @@ class Turn:
     text: str  # text with special tokens and stop string
     finish: Literal["stop", "length"]  # "stop": end of text or a stop string; "length": a token limit
     stop_string: str | None = None
+    content: str = ""  # text without special tokens, as reward functions read it: compare this one with an answer
 
 
 @dataclass(frozen=True)

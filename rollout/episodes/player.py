@@ -7,7 +7,7 @@ neighbour leaves as NeighbourError, never as data.
 import copy
 import time
 from collections.abc import Set
-from typing import Any
+from typing import Any, Literal
 
 from protocol.errors import NeighbourError
 from protocol.settings.rollout import RolloutSettings, SamplingSettings
@@ -117,7 +117,7 @@ class EpisodePlayer:
         """
         transcript = conversation.transcript
         while True:
-            turn = _turn_of(await conversation.next_turn(environment.stop))
+            turn = self._turn_of(await conversation.next_turn(environment.stop))
             if listener is not None:
                 await listener.before_step()
             clock = time.perf_counter()
@@ -137,6 +137,11 @@ class EpisodePlayer:
                 transcript.content_hashes = sorted(sources)
                 listener.on_turn_finished(transcript, environment)
 
+    def _turn_of(self, generation: Generation) -> Turn:
+        content = self._conversations.without_control_tokens(generation.tokens)
+        finish: Literal["length", "stop"] = "length" if generation.finish_reason == "length" else "stop"
+        return Turn(generation.text, finish, generation.stop_string, content)
+
     def _is_out_of_time(self, transcript: Transcript) -> bool:
         # Not by the clock: another server with another clock may have begun the conversation.
         limit_s = self._settings.max_conversation_s
@@ -155,10 +160,6 @@ class EpisodePlayer:
             tokens, is_cut = self._text.observation(observation, limit)
         self.num_cut_observations += is_cut
         return tokens
-
-
-def _turn_of(generation: Generation) -> Turn:
-    return Turn(generation.text, "length" if generation.finish_reason == "length" else "stop", generation.stop_string)
 
 
 def _finish_of(step: Step, turn: Turn, is_context_full: bool) -> Finish:

@@ -38,7 +38,7 @@ class Game:
 
     async def step(self, turn: Turn) -> Step:
         self.moves += 1
-        return Step(is_done=True, reward=1.0) if "e4" in turn.text else Step("Try again: ")
+        return Step(is_done=True, reward=1.0) if "e4" in turn.content else Step("Try again: ")
 """
 SEARCHING = """
 from rollout.environments.base import Step
@@ -60,6 +60,22 @@ class Asking:
             return Step(is_done=True, finish="answer")
         self.found = await self.resources.search(turn.text)
         return Step(" / ".join(self.found) + f" of {self.resources.max_turns}")
+"""
+COMPARING = """
+from rollout.environments.base import Step
+
+
+class Exact:
+    stop = ()
+
+    def __init__(self, resources):
+        pass
+
+    async def reset(self, task):
+        return [{"role": "user", "content": task.prompt}]
+
+    async def step(self, turn):
+        return Step(is_done=True, reward=float(turn.content == "4"))
 """
 
 
@@ -91,6 +107,18 @@ async def test_example_of_the_guide_is_played(tmp_path: Path) -> None:
     assert _text(trajectory) == "2+2=d4</move>Try again: e4</move>"
     assert trajectory.loss_mask.tolist() == [0] * 5 + [1] * 9 + [0] * 11 + [1] * 9
     assert trajectory.facts.reward_parts == {"bundled": 0.5, "environment": 1.0}
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+async def test_turns_content_equals_an_answer_that_its_text_only_contains(tmp_path: Path, family: str) -> None:
+    model = FAMILIES[family]
+    (tmp_path / "my_env.py").write_text(COMPARING)
+    engine = TokenizingEngine(lambda context: f"4{model.end}", model.tokenizer())
+    with scripted_server() as server:
+        server.script("reward", Answer({"rewards": [0.5]}))
+        trajectory = await _played(server, f"{tmp_path / 'my_env.py'}:Exact", engine)
+    assert engine.decode(trajectory.tokens.tolist()).endswith(f"4{model.end}")
+    assert trajectory.facts.reward_parts["environment"] == 1.0
 
 
 PASSAGE = '"Ada"\nwrote notes'
