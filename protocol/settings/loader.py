@@ -4,6 +4,7 @@ Command line over file over recipe over defaults; lists and maps as JSON.
 """
 
 import argparse
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -141,10 +142,36 @@ def _parse_options(options: Sequence[str]) -> dict[str, Any]:
             raise SettingsError(unknown_setting(name, sorted(known)))
     _check_given_once(options)
     parser = _Parser(add_help=False, allow_abbrev=False)
+    shown, escaped = _without_escapes(options)
     try:
-        return dict(CliSettingsSource(_OnCommandLine, cli_parse_args=list(options), root_parser=parser)())
+        parsed = dict(CliSettingsSource(_OnCommandLine, cli_parse_args=shown, root_parser=parser)())
     except UnparsableOption as error:
         raise SettingsError(_explain_unparsable(str(error), sorted(known, key=len), options)) from None
+    for name, text in escaped.items():
+        *sections, key = name.split(".")
+        place = parsed
+        for section in sections:
+            place = place[section]
+        place[key] = json.loads(text) if place[key] in ([], {}) else text  # or it is a setting of text
+    return parsed
+
+
+def _without_escapes(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the options with empty lists and maps in place of those with a JSON escape, and these by setting.
+
+    pydantic-settings takes a list's \\n for two letters.
+    """
+    shown, escaped = [*options], dict[str, str]()
+    for place, option in enumerate(options):
+        name, equals, value = option.partition("=")
+        value, after = (value, place) if equals else ("".join(options[place + 1 : place + 2]), place + 1)
+        begin = value.lstrip()[:1]
+        if name.startswith("--") and name[2:] not in Settings.model_fields and "\\" in value and begin in ("[", "{"):
+            with contextlib.suppress(ValueError):  # it is explained as any other wrong value
+                empty = str(type(json.loads(value))())
+                shown[after] = f"{name}={empty}" if equals else empty
+                escaped[name[2:]] = value
+    return shown, escaped
 
 
 def _check_given_once(options: Sequence[str]) -> None:

@@ -1,6 +1,8 @@
 """Loading: options over file over defaults, and one clear sentence for every mistake."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +60,28 @@ def test_load_reads_lists_and_maps_as_json() -> None:
     assert str(settings.rewards.endpoints[0].url) == "http://127.0.0.1:9/r"
     assert settings.rollout.engine_args == {"block_size": 1, "enforce_eager": True}
     assert settings.learner.betas == (0.5, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sampling.stop", ["\n\n", "\t", "a\\b", 'x"y', "\u4f60", ", "]),
+        ("tools.mcp", [{"name": "m", "command": ["sh", "-c", 'printf "a\n\\"']}]),
+        ("rollout.chat_template_kwargs", {"a": "x\n\\", "b": ['"']}),
+        ("data.train", ["a\u00e4.jsonl", 'c,"d.jsonl']),
+    ],
+)
+def test_escapes_of_json_are_read_on_the_command_line(name: str, value: Any) -> None:
+    section, key = name.split(".")
+    others = ["--rollout.environment", "tools"] if section == "tools" else []
+    environment: dict[str, Any] = {"rollout": {"environment": "tools"}} if others else {}
+    expected = Settings.model_validate({**environment, section: {key: value}})
+    for given in ([f"--{name}", json.dumps(value)], [f"--{name}={json.dumps(value)}"]):
+        assert load_settings(None, [*others, *given]) == expected
+
+
+def test_text_that_looks_like_a_list_with_escapes_stays_text() -> None:
+    assert load_settings(None, ["--data.system_prompt", '["\\n"]']).data.system_prompt == '["\\n"]'
 
 
 def test_load_merges_a_map_option_into_the_file_s_map(tmp_path: Path) -> None:
