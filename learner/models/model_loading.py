@@ -87,6 +87,12 @@ def _read(auto_class: Any, settings: PolicySettings, config: Any, form: dict[str
             f"{config.model_type} model, such as {missing[0]}. Use a complete model folder."
         )
     model.unused_tensors = tuple(report["unexpected_keys"])
+    # transformers makes every parameter that it reads a trained one, such as the bias of some routers.
+    with torch.device("meta"):
+        described = auto_class.from_config(config, **form)
+    for name, parameter in described.named_parameters():
+        if not parameter.requires_grad:
+            model.get_parameter(name).requires_grad_(False)
     return model
 
 

@@ -74,6 +74,9 @@ class TrainedModel:
 
     def _start(self, model: Any, settings: PolicySettings) -> None:
         """Put the model into DeepSpeed, with an optimizer if it is trained."""
+        for parameter in model.parameters():
+            if parameter.is_floating_point():  # some models keep a few in float32, which ZeRO 3 refuses
+                parameter.data = parameter.data.to(getattr(torch, settings.dtype))
         if not settings.is_trained:
             model.requires_grad_(False)
             if self._zero_stage != 3:

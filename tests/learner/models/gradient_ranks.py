@@ -67,6 +67,11 @@ CRITIC_CASES: dict[str, dict[str, Any]] = {
     "critic, zero 2, offload": {"zero_stage": 2, "offload": "optimizer"},
     "critic, zero 3": {"zero_stage": 3},
 }
+# Of a mixture whose router stays in float32 and has a bias that is not trained: as many parameters on each rank.
+MIXTURE_CASES: dict[int, dict[str, dict[str, Any]]] = {
+    1: {"zero 0": {}},
+    2: {"zero 2": {"zero_stage": 2}, "zero 3, bfloat16": {"zero_stage": 3, "dtype": "bfloat16"}},
+}
 ALL = CASES | LOW_CASES | LORA_CASES | CRITIC_CASES
 WORLDS = (1, 2, 4)
 # Two cores run four ranks slowly.
@@ -138,6 +143,11 @@ def train(folder: Path) -> dict[str, Any]:
         found[name]["held"] = held_in_step(policy) - before - kept
         found[name]["further"] = state_of(policy)["weight"]
         del policy  # all of it, before the next one's memory is counted
+    for name, case in MIXTURE_CASES.get(dist.get_world_size(), {}).items():
+        mixture = PolicyEngine(replace(settings(folder / "mixture", 0), **case))
+        step(mixture, is_broken=True)
+        step(mixture)
+        found[f"mixture, {name}"] = state_of(mixture)
     return found
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM
 
 from learner.disk.model_folder import BYTES, read_model_size
 from learner.plan.memory import trained_memory
 from protocol.settings.policy import LoraSettings
 from protocol.settings.zero_stage import zero_stage_of
-from tests.fakes.tiny_models import make_tiny_model
+from tests.fakes.tiny_models import byte_tokenizer, make_tiny_model
 from tests.fakes.warm_process import run_warm
 from tests.learner.models.gradient_ranks import ALL, CASES, CRITIC_CASES, LORA_CASES, LOW_CASES, WORLDS, cases_of
 
@@ -35,10 +35,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(folder: Path) -> Found:
     """Return [ranks, or "read"][case] -> what gradient_ranks found."""
     make_tiny_model(folder / "model", tied=True, hidden_size=64)
+    make_mixture(folder / "mixture")
     ended = run_warm("tests.learner.models.gradient_ranks", str(folder), timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
     sizes = {name: read_model_size(folder / "model", _ADAPTERS if name in LORA_CASES else None) for name in ALL}
     return {"sizes": sizes, **{name: torch.load(folder / f"{name}.pt") for name in (*map(str, WORLDS), "read")}}
+
+
+def make_mixture(folder: Path) -> None:
+    config = Ernie4_5_MoeConfig(
+        **{"vocab_size": 272, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
+        **{"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 512},
+        **{"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_start_index": 1},
+        **{"initializer_range": 0.1, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0},
+    )
+    torch.manual_seed(0)
+    Ernie4_5_MoeForCausalLM(config).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
 
 
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -113,6 +126,15 @@ def test_exported_adapters_loaded_by_peft_equal_the_merged_model(found: Found, f
     merged = AutoModelForCausalLM.from_pretrained(exported)(tokens).logits.detach()
     torch.testing.assert_close(adapted, merged, rtol=0, atol=1e-4)
     assert float((merged - plain).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize(("name", "most"), [("zero 2", 1e-5), ("zero 3, bfloat16", 0.1)])
+def test_mixture_with_a_router_in_float32_and_a_fixed_bias_has_the_gradient_of_one_rank(
+    found: Found, name: str, most: float
+) -> None:
+    """A bias that rank 0 alone trains ended the ranks, and ZeRO 3 refuses parameters of two types."""
+    gradient = found["2"][f"mixture, {name}"]["exp_avg"]
+    assert distance(gradient, found["1"]["mixture, zero 0"]["exp_avg"]) < most
 
 
 @in_every_world([*CASES, *LORA_CASES, *CRITIC_CASES])
