@@ -282,6 +282,8 @@ class McpTools:
             tools = await client.list_tools()
         except NeighbourError as error:
             advice = f"Start it, or change tools.mcp (name {server.name})."
+            if server.url is not None:
+                advice += " A url has to speak streamable HTTP; SSE alone is not enough."
             raise NeighbourError(error.boundary, f"{error.detail}. {advice}") from error
         if server.tools is None:
             client.offer(tools)

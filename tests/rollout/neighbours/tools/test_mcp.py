@@ -236,6 +236,7 @@ def test_an_error_of_pictures_alone_is_text_so_that_it_can_fail_the_sample() -> 
         ({"command": [sys.executable, "-c", "raise SystemExit(3)"]}, "Connection closed"),
         ({"tools": ["no_such"]}, "it has no tool 'no_such'. It has echo, add, keep"),
         ({"command": [], "url": "http://127.0.0.1:1/mcp"}, "onnect"),
+        ({"command": [], "url": "http://127.0.0.1:1/sse"}, "A url has to speak streamable HTTP"),
     ],
 )
 async def test_server_that_cannot_be_used_is_told_with_what_to_change(settings: dict[str, Any], problem: str) -> None:
