@@ -33,6 +33,7 @@ _CHOOSE_EVERY_S = 1.0
 # Largest number of parts of a step, unless its last groups come one by one: each has a micro-batch on every rank.
 _MAX_PARTS = 8
 _MOST_NAMED = 64  # groups whose servers are named to users: a window has thousands
+_MOST_REFUSED = 5  # steps in a row without a finite gradient; each costs its prompts
 # Servers report the version of their weights each second; the report after a push may still be on its way.
 _PUSH_AGAIN_AFTER_S = 3.0
 
@@ -76,13 +77,21 @@ class CurrentStep:
         self._counts = accounts.counts
         self._num_tokens = accounts.ledger.num_trained_tokens()
         self._health = HealthWatch(settings.health)
+        self._num_refused = 0  # steps in a row that were not applied
+        self._refusal = ""  # why the last of them was not
         self._waiting: dict[int, tuple[str, m.NextBatch, float]] = {}  # rank -> (peer, question, time of arrival)
         self._lacking_since: float | None = None  # time since which no server has the weights
 
     @property
     def unhealthy_reason(self) -> str | None:
-        """Why the run has to end by health.stop_after, or None."""
-        return self._health.stop_reason
+        """Why the run has to end by health.stop_after, or because no step is applied any more, or None."""
+        if self._num_refused < _MOST_REFUSED:
+            return self._health.stop_reason
+        since = self.step - self._num_refused + 1
+        return (
+            f"No step since step {since} was applied: {self._refusal}. Lower learner.lr, and look for prompts or "
+            "rewards out of the ordinary. A resume goes on with the weights of the last step that was applied."
+        )
 
     @property
     def detail(self) -> str:
@@ -286,11 +295,13 @@ class CurrentStep:
 
     def _account(self, batch: StepBatch, message: m.StepEnd) -> Iterator[int]:
         """Record a step's groups as trained, or as skipped when the step was not applied; free their slots."""
+        self._num_refused = 0 if message.is_applied else self._num_refused + 1
         if message.is_applied:
             for some in _pieces(batch.groups):
                 self._groups.train(some, batch.step, batch.policy_version)
                 yield sum(group.num_samples for group in some)
         else:
+            self._refusal = message.detail
             self._groups.skip_step(batch.groups, batch.step, message.detail)
         self._ledger.set_meta("policy_version", str(message.policy_version))
 

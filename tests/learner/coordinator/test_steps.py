@@ -118,6 +118,24 @@ def test_step_that_was_not_applied_skips_its_groups_and_trains_none(script: Scri
     assert len(script.demand(version=0)) == 4
 
 
+def test_run_ends_after_five_steps_in_a_row_that_were_not_applied(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(run={"max_steps": 20}), num_prompts=40)
+
+    def take(step: int, version: int, *, is_applied: bool) -> str | None:
+        for lease in script.demand(version=version, num_groups=2):
+            script.finish("s1", lease, version=version)
+        script.batch(step)
+        script.step(step, version=version + is_applied, is_applied=is_applied, detail="" if is_applied else "nan")
+        return script.coordinator.status().give_up_reason
+
+    reasons = [take(step, version=0, is_applied=False) for step in range(1, 5)]
+    reasons += [take(5, version=0, is_applied=True)]
+    reasons += [take(step, version=1, is_applied=False) for step in range(6, 11)]
+    assert reasons[:-1] == [None] * 9
+    assert str(reasons[-1]).startswith("No step since step 6 was applied: nan. Lower learner.lr, ")
+    assert script.coordinator.step == 10
+
+
 def test_rank_outside_the_run_is_refused(script: Script) -> None:
     assert script.ask(1, rank=1) == [
         m.Refusal(**script.stamp, detail="$.rank: is 1, this run has 1 ranks", reason="rank")
