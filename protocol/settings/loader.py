@@ -102,6 +102,7 @@ _KINDS = {
     "url_parsing": "expected a URL such as http://HOST:PORT/PATH",
     "url_scheme": "expected a URL such as http://HOST:PORT/PATH",
 }
+_STOP = "sampling.stop"
 _OWN = (("policy", "model"), ("data", "train"))
 
 
@@ -142,12 +143,12 @@ def _parse_options(options: Sequence[str]) -> dict[str, Any]:
             raise SettingsError(unknown_setting(name, sorted(known)))
     _check_given_once(options)
     parser = _Parser(add_help=False, allow_abbrev=False)
-    shown, escaped = _without_escapes(options)
+    shown, content = _without_content(options)
     try:
         parsed = dict(CliSettingsSource(_OnCommandLine, cli_parse_args=shown, root_parser=parser)())
     except UnparsableOption as error:
         raise SettingsError(_explain_unparsable(str(error), sorted(known, key=len), options)) from None
-    for name, text in escaped.items():
+    for name, text in content.items():
         *sections, key = name.split(".")
         place = parsed
         for section in sections:
@@ -156,22 +157,38 @@ def _parse_options(options: Sequence[str]) -> dict[str, Any]:
     return parsed
 
 
-def _without_escapes(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the options with empty lists and maps in place of those with a JSON escape, and these by setting.
+def _without_content(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the options with empty lists and maps in place of what pydantic-settings changes, and this by setting.
 
-    pydantic-settings takes a list's \\n for two letters.
+    It takes a list's \\n for two letters, strips a bare text and cuts it at each comma.
     """
-    shown, escaped = [*options], dict[str, str]()
+    shown, content = [*options], dict[str, str]()
     for place, option in enumerate(options):
         name, equals, value = option.partition("=")
         value, after = (value, place) if equals else ("".join(options[place + 1 : place + 2]), place + 1)
-        begin = value.lstrip()[:1]
-        if name.startswith("--") and name[2:] not in Settings.model_fields and "\\" in value and begin in ("[", "{"):
+        is_read_here = "\\" in value
+        if name == f"--{_STOP}":
+            value, is_read_here = _list_of_texts(value), True
+        is_json = value.lstrip()[:1] in ("[", "{")
+        if name.startswith("--") and name[2:] not in Settings.model_fields and is_json and is_read_here:
             with contextlib.suppress(ValueError):  # it is explained as any other wrong value
                 empty = str(type(json.loads(value))())
                 shown[after] = f"{name}={empty}" if equals else empty
-                escaped[name[2:]] = value
-    return shown, escaped
+                content[name[2:]] = value
+    return shown, content
+
+
+def _list_of_texts(value: str) -> str:
+    """Return a list of texts as JSON. value: such a list, or one text. Raises: SettingsError for a bare comma."""
+    if value.lstrip()[:1] == "[":
+        return value
+    with contextlib.suppress(ValueError):
+        if isinstance(text := json.loads(value), str):  # it is in quotes
+            return json.dumps([text])
+    if "," in value:
+        both = json.dumps([value]), json.dumps(value.split(","))
+        raise SettingsError(f"settings: {_STOP} = {value} is one text or several. Give '{both[0]}' or '{both[1]}'.")
+    return json.dumps([value])
 
 
 def _check_given_once(options: Sequence[str]) -> None:

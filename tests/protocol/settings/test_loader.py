@@ -1,6 +1,7 @@
 """Loading: options over file over defaults, and one clear sentence for every mistake."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,20 @@ def test_escapes_of_json_are_read_on_the_command_line(name: str, value: Any) -> 
     expected = Settings.model_validate({**environment, section: {key: value}})
     for given in ([f"--{name}", json.dumps(value)], [f"--{name}={json.dumps(value)}"]):
         assert load_settings(None, [*others, *given]) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "stop"),
+    [(" END", [" END"]), ("\n", ["\n"]), ('" END"', [" END"]), ("END", ["END"]), ("5", ["5"]), ('"', ['"'])],
+)
+def test_one_stop_string_on_the_command_line_keeps_its_blanks(given: str, stop: list[str]) -> None:
+    assert load_settings(None, ["--sampling.stop", given]).sampling.stop == stop
+    assert load_settings(None, [f"--sampling.stop={given}"]).sampling.stop == stop
+
+
+def test_a_bare_comma_in_stop_strings_is_refused() -> None:
+    with pytest.raises(SettingsError, match=re.escape("""Give '["Hi, you"]' or '["Hi", " you"]'.""")):
+        load_settings(None, ["--sampling.stop", "Hi, you"])
 
 
 def test_text_that_looks_like_a_list_with_escapes_stays_text() -> None:
