@@ -3,6 +3,7 @@
 import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from learner.live.alarms import HealthWatch
@@ -31,7 +32,9 @@ class MetricsPages:
         self._health = HealthWatch(settings.health)
         self._started_at = time.time()
         self._pages: list[WandbLog | TensorboardLog] = []
-        self._report: threading.Thread | None = None
+        # One thread writes all reports: each new one would have, and keep, a heap of its own.
+        self._reporter: threading.Thread | None = None
+        self._wanted = SimpleQueue[bool]()  # True: a report; False: no other one comes
         self._dash: PageOfRun | None = None
 
     @property
@@ -63,19 +66,22 @@ class MetricsPages:
             self._view.message(f"Alarm at step {line['step']:.0f}: {alarm.text}")
             for page in self._pages:
                 page.alert(f"{alarm.name} at step {line['step']:.0f}", alarm.text)
-        is_free = self._report is None or not self._report.is_alive()
-        if any(key.startswith("eval/") for key in line) and not is_old and is_free:
-            self._report = threading.Thread(target=self._write_report, name="report", daemon=True)
-            self._report.start()
+        if any(key.startswith("eval/") for key in line) and not is_old and self._wanted.empty():
+            self._wanted.put(True)
+            if self._reporter is None:
+                self._reporter = threading.Thread(target=self._write_reports, name="report", daemon=True)
+                self._reporter.start()
 
     def close(self) -> None:
-        if self._report is not None:
-            self._report.join(_REPORT_S)
+        if self._reporter is not None:
+            self._wanted.put(False)
+            self._reporter.join(_REPORT_S)
         for page in (*self._pages, *([self._dash] if self._dash else [])):
             page.close()
 
-    def _write_report(self) -> None:
-        try:
-            write_report(self._start.folder, self._model)
-        except Exception as error:  # the run continues without it; the end writes another
-            self._view.message(f"report.html could not be written: {error}")
+    def _write_reports(self) -> None:
+        while self._wanted.get():
+            try:
+                write_report(self._start.folder, self._model)
+            except Exception as error:  # the run continues without it; the end writes another
+                self._view.message(f"report.html could not be written: {error}")
