@@ -13,8 +13,8 @@ from protocol.wire import messages as m
 _NUM_NAMED_AT_FIRST, _NUM_NAMED_LATER = 2, 16
 _NUM_FATAL = 32
 _CHANGED_TURNS = (
-    "An agent sent a turn of the policy back in other words, as smolagents does: turns before the change are not "
-    "trained. The curve environment/changed_turns counts them."
+    "An agent sent a turn of the policy back in other words, as smolagents does, behind another system message or with "
+    "other tools: turns before the change are not trained. The curve environment/changed_turns counts them."
 )
 
 

@@ -42,6 +42,7 @@ class Branch:
     num_answers: int = 0  # turns written in this branch
     num_sent_turns: int = 0  # turns up to the last sent one
     last_sent: int = 0  # number of its last answer among all sent ones; 0: none
+    is_out_of_room: bool = False  # its last request left no room for a turn
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Branches:
     branches: list[Branch] = field(default_factory=list)
     num_sent: int = 0
     num_begun: int = 0  # branches so far, with refused ones
-    num_changed: int = 0  # requests that hold a turn of the policy in other words
+    num_changed: int = 0  # requests that hold a turn of the policy, but not as it was answered or where it was
     with_stop: dict[Unit, Unit] = field(default_factory=dict)  # turn with its stop string -> turn as answered
 
     def place(self, kind: Hashable, history: Sequence[Unit], wordings: Sequence[Wording]) -> Place:
@@ -72,7 +73,8 @@ class Branches:
             similar, num_similar = self._longest_match(kind, history, wordings, _has_no_other_text)
             if similar is not None and (source is None or num_similar > num_turns):
                 source, num_turns = similar, num_similar
-        self.num_changed += self._has_changed_turn(history, source.turns[num_turns - 1].num_units if source else 0)
+        num_known = source.turns[num_turns - 1].num_units if source else 0
+        self.num_changed += self._has_changed_turn(kind, history, num_known)
         if source is not None and num_turns == len(source.turns) and not source.is_busy:
             source.is_busy = True
             return Place(source, num_turns, None, source.turns[-1].num_units)
@@ -119,12 +121,19 @@ class Branches:
     def _without_stops(self, history: Sequence[Unit]) -> Sequence[Unit]:
         return [self.with_stop.get(unit, unit) for unit in history]
 
-    def _has_changed_turn(self, history: Sequence[Unit], num_known: int) -> bool:
-        """Return whether other words stand where the policy wrote a turn. num_known: messages of the longest match."""
+    def _has_changed_turn(self, kind: Hashable, history: Sequence[Unit], num_known: int) -> bool:
+        """Return whether a turn of the policy came back in other words, behind other messages or with other tools.
+
+        num_known: messages of the longest match.
+        """
         for branch in self.branches:
             for place in (turn.num_units - 1 for turn in branch.turns):
-                is_new = num_known <= place < len(history) and history[place] != branch.history[place]
-                if is_new and history[place][0] == "assistant" and history[:place] == branch.history[:place]:
+                if not num_known <= place < len(history) or history[place][0] != "assistant":
+                    continue
+                has_same_words = history[place] == branch.history[place]
+                has_same_past = history[:place] == branch.history[:place]
+                # Two draws behind one history are no change: there the words and the past are equal.
+                if has_same_words != has_same_past or (has_same_past and branch.kind != kind):
                     return True
         return False
 

@@ -37,7 +37,10 @@ def read_messages(messages: Sequence[Mapping[str, Any]], field: str = "messages"
 
 
 def read_content(content: Any, path: str) -> str:
-    """Return a content, a text or a list of parts, as one text. Raises: Refusal for a part without a text."""
+    """Return a content, a text or a list of parts, as one text. Parts become lines, as in vLLM's server.
+
+    Raises: Refusal for a part without a text.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -49,7 +52,7 @@ def read_content(content: Any, path: str) -> str:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise Refusal(400, f"{path} has a part of the type {kind!r:.40}: only texts can be read here", path)
         texts.append(text)
-    return "".join(texts)
+    return "\n".join(texts)
 
 
 def thought_of(text: str) -> str:

@@ -86,7 +86,6 @@ class AgentSession:
         self._rendering = rendering
         self._branches = Branches()
         self._written_ids: dict[str, str] = {}  # id of a call as the agent has it -> as the policy wrote it
-        self._is_out_of_room = False
         self._num_requests = 0
         self._opened_at = time.time()
         self._active_at = 0.0
@@ -180,7 +179,7 @@ class AgentSession:
                 raise Refusal(400, error.detail, "messages") from None
             self.fail(error)
             raise
-        branch.conversation = conversation
+        branch.conversation, branch.is_out_of_room = conversation, False
         return num_before, generation
 
     def _conversation(self, place: Place, tokens: list[int]) -> Conversation:
@@ -195,7 +194,7 @@ class AgentSession:
                 return self._conversations.begin(self.sample, tokens, self._written, number)
         elif conversation.observe(tokens):
             return conversation
-        self._is_out_of_room = True
+        place.branch.is_out_of_room = True
         # Clients recognise a full context by these words of vLLM's, and end the conversation in order.
         limit = self._conversations.settings.max_context_tokens
         problem = f"This model's maximum context length is {limit} tokens (rollout.max_context_tokens)"
@@ -221,7 +220,7 @@ class AgentSession:
         if self._branches.num_changed:
             transcript.add_figures(None, {"changed_turns": float(self._branches.num_changed)})
         finish: Finish = transcript.turns[-1].finish
-        if self._is_out_of_room or (finish == "length" and conversation.is_full):
+        if branch.is_out_of_room or (finish == "length" and conversation.is_full):
             finish = "context"
         return AgentResult(conversation, finish, num_dropped)
 

@@ -207,6 +207,28 @@ async def test_context_that_is_full_ends_the_turn_and_the_trajectory() -> None:
     assert (len(trajectory.tokens), trajectory.facts.finish) == (100, "context")
 
 
+@pytest.mark.parametrize(("shortens", "finish"), [(True, "stop"), (False, "context")])
+async def test_only_the_trained_conversation_counts_as_out_of_room(shortens: bool, finish: str) -> None:
+    """Strands shortens its history after such a refusal, and goes on to an answer."""
+    async with taken() as (scene, told, client):
+        history: list[Any] = [{"role": "user", "content": "a"}]
+        turn = await client.chat.completions.create(model="m", messages=history)
+        history += [turn.choices[0].message, {"role": "user", "content": "x" * 5000}]
+        with pytest.raises(BadRequestError, match="maximum context length"):
+            await client.chat.completions.create(model="m", messages=history)
+        if shortens:
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "in short"}])
+        await scene.end(told, "reward", reward=1.0)
+        assert (await scene.trajectory("g")).facts.finish == finish
+
+
+async def test_parts_of_a_content_become_lines() -> None:
+    async with taken() as (scene, _, client):
+        parts: Any = [{"type": "text", "text": "one file:"}, {"type": "text", "text": "a.py"}]
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": parts}])
+    assert "user\none file:\na.py<|im_end|>" in scene.engine.decode(scene.engine.wrote[0][0])
+
+
 async def test_calls_of_a_streamed_turn_come_in_order_with_the_tokens_used() -> None:
     calls = ADDS.replace("<|im_end|>", "") + ADDS.replace('"b": 2', '"b": 3')
     async with taken(lambda context: "5<|im_end|>" if "tool_response" in context else calls) as (scene, told, _):
@@ -315,6 +337,30 @@ async def test_variables_of_the_chat_template_come_from_the_run_or_the_request(
         messages: Any = [{"role": "user", "content": "a"}]
         await client.chat.completions.create(model="m", messages=messages, extra_body=more)
     assert scene.engine.decode(scene.engine.wrote[0][0]).endswith("assistant\n<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize(
+    ("system", "tools"), [("Be brief. 10:01", [ADD]), ("Be brief. 10:00", []), ("Be brief. 10:00", [ADD])]
+)
+async def test_turn_that_comes_back_behind_another_system_message_or_with_other_tools_is_counted(
+    system: str, tools: list[Any]
+) -> None:
+    turns = iter(["I add. " + ADDS, "4<|im_end|>", "sure<|im_end|>"])
+    async with taken(lambda context: next(turns)) as (scene, told, client):
+        history: list[Any] = [{"role": "system", "content": "Be brief. 10:00"}, {"role": "user", "content": "a"}]
+        turn = await client.chat.completions.create(model="m", messages=history, tools=[ADD])
+        call = turn.choices[0].message
+        assert call.tool_calls
+        history += [call, {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "4"}]
+        history[0] = {"role": "system", "content": system}
+        turn = await client.chat.completions.create(model="m", messages=history, tools=tools)
+        history += [turn.choices[0].message, {"role": "user", "content": "sure?"}]
+        await client.chat.completions.create(model="m", messages=history, tools=tools)
+        await scene.end(told, "reward", reward=1.0)
+        facts = (await scene.trajectory("g")).facts
+    is_changed = (system, tools) != ("Be brief. 10:00", [ADD])
+    assert facts.num_turns == (2 if is_changed else 3)
+    assert facts.reward_logs.get("environment/changed_turns", 0.0) == float(is_changed)
 
 
 async def test_turn_that_comes_back_in_other_words_is_counted() -> None:
