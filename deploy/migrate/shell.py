@@ -14,6 +14,10 @@ _QUOTED = re.compile(rf"{_BEGIN}\w+\+?=(?:{_TEXT})", re.M)
 _UNREAD_ARRAY = re.compile(rf"{_BEGIN}\w+\+?=\(")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.S)
 _PERHAPS = re.compile(r"(?:&&|\|\||^\s*[^\s()]+\))\s*([A-Za-z_]\w*)\+?=")  # a condition's, or a case's
+_SET_BY = re.compile(  # a command that reads, counts or removes a variable
+    r"\b(?:let|unset|read(?:\s+-\w+)*|printf\s+-v)\s+([A-Za-z_]\w*)"
+    r"|\(\(\s*([A-Za-z_]\w*)\s*(?:[-+*/]?=(?!=)|\+\+|--)"
+)
 _PARTS = re.compile(r""";(?=(?:[^"']|"[^"]*"|'[^']*')*$)""")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\]|:?[-=]([^{}]*))?\}|(\w+))")
 _ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*](:\d+)?\}")
@@ -41,7 +45,8 @@ def words_after(script: str, launcher: re.Pattern[str]) -> list[tuple[re.Match[s
         if _assign(line, values, is_sure=depth == 0):
             continue
         if not launcher.search(line):
-            values |= {name: f"${{{name}}}" for name in _PERHAPS.findall(line)}
+            names = [*_PERHAPS.findall(line), *(one or other for one, other in _SET_BY.findall(line))]
+            values |= {name: f"${{{name}}}" for name in names}
             line = expand(line, values)
         if match := launcher.search(line):
             found.append((match, line[: match.start()], list(_words(line[match.end() :], values))))

@@ -281,6 +281,12 @@ def test_variables_of_a_script_have_the_values_that_a_shell_gives_them(
         "N=32\ncase $BIG in\n  yes) N=64 ;;\nesac",
         "N=32\nif [ $BIG ]; then N+=0; fi",
         "N=(32 $(echo $(date)))",
+        "N=32; ((N *= 2))",
+        "N=32\n((N++))",
+        "N=32\nlet N=N+1",
+        "N=32\nread -r N < file",
+        "N=32\nprintf -v N %s 5",
+        "N=32\nunset N",
     ],
 )
 def test_a_value_that_a_condition_may_change_is_named(tmp_path: Path, script: str) -> None:
