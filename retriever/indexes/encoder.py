@@ -73,7 +73,13 @@ class Encoder:
         self.dimension = int(self._model.config.hidden_size)
         self._max_tokens = min(self._form.max_tokens, _num_positions(self._model))
         # Some encoders, such as FNet's and ConvBERT's, read padding too: each of their texts is a pass by itself.
-        alone, beside = (self._encode(["a", *others])[0] for others in ((), ("a " * 40,)))
+        try:
+            alone, beside = (self._encode(["a", *others])[0] for others in ((), ("a " * 40,)))
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:  # DPR's, CANINE's
+            raise OperatorError(
+                f"retriever: --retriever-model {model} of the kind {loaded.config.model_type} cannot encode a text "
+                f"here: {type(error).__name__}: {error}. Give another encoder."
+            ) from None
         if np.abs(alone - beside).max() > _PADDING_CHANGES:
             self._batch = 1
 
@@ -183,7 +189,7 @@ def _read(model: str, name: str) -> Any:
 
 def _check_whole(model: Any, found: Any) -> None:
     """Raise ValueError for weights that are missing, which transformers fills at random, or that are not used."""
-    if model.config.is_encoder_decoder:
+    if model.config.is_encoder_decoder or any(name.startswith("decoder.") for name in found["missing_keys"]):
         raise ValueError("it has an encoder and a decoder, and an encoder alone was expected")
     if missing := sorted(name for name in found["missing_keys"] if not name.startswith("pooler.")):
         raise ValueError(f"it has no weights {missing[0]}, so its vectors would be random")

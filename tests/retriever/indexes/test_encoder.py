@@ -10,7 +10,19 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertModel, FNetConfig, FNetModel, T5Config, T5Model, XLNetConfig, XLNetModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    DPRConfig,
+    DPRQuestionEncoder,
+    FNetConfig,
+    FNetModel,
+    T5Config,
+    T5EncoderModel,
+    T5Model,
+    XLNetConfig,
+    XLNetModel,
+)
 
 from protocol.errors import OperatorError
 from retriever.indexes.encoder import Encoder
@@ -158,8 +170,13 @@ def _without(folder: Path, part: str, prefix: str = "") -> Path:
     return folder
 
 
-def _t5(folder: Path) -> Path:
-    return _save(folder, T5Model(T5Config(vocab_size=32, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=2)))
+def _t5(folder: Path, kind: type[T5Model | T5EncoderModel] = T5Model) -> Path:
+    return _save(folder, kind(T5Config(vocab_size=32, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=2)))
+
+
+def _dpr(folder: Path) -> Path:
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    return _save(folder, DPRQuestionEncoder(DPRConfig(vocab_size=32, **shape)))
 
 
 def _with_adapter(folder: Path) -> Path:
@@ -176,6 +193,8 @@ def _with_adapter(folder: Path) -> Path:
         (lambda folder: _without(_bert(folder), "#", "encoder_model."), "dense", "it has no weights embeddings"),
         (_with_adapter, "dense", "does not use its weights encoder.layer.0.output.adapter.weight"),
         (_t5, "dense", "it has an encoder and a decoder"),
+        (lambda folder: _t5(folder, T5EncoderModel), "dense", "it has an encoder and a decoder"),
+        (_dpr, "dense", "of the kind dpr cannot encode a text"),
         (
             lambda folder: _of_sentence_transformers(_bert(folder), {"pooling_mode_lasttoken": True}),
             "dense",
