@@ -12,10 +12,16 @@ from protocol.wire import messages as m
 
 _NUM_NAMED_AT_FIRST, _NUM_NAMED_LATER = 2, 16
 _NUM_FATAL = 32
-_CHANGED_TURNS = (
-    "An agent sent a turn of the policy back in other words, as smolagents does, behind another system message or with "
-    "other tools: turns before the change are not trained. The curve environment/changed_turns counts them."
-)
+_AGENT_NOTICES = {  # by the log that calls for it
+    "environment/changed_turns": (
+        "An agent sent a turn of the policy back in other words, as smolagents does, behind another system message or "
+        "with other tools: turns before the change are not trained. The curve environment/changed_turns counts them."
+    ),
+    "environment/dropped_conversations": (
+        "An agent had several conversations in a sample, as DSPy does, which begins one for each turn: only one is "
+        "trained (agents.trained_conversation). The curve environment/dropped_conversations counts the others."
+    ),
+}
 
 
 class FailureStreaks:
@@ -33,10 +39,11 @@ class FailureStreaks:
         self._num_raised: Counter[tuple[str, str]] = Counter()  # (boundary, place) -> failures in a row
         self._named: set[str] = set()
 
-    def note_changed_turns(self) -> None:
-        """Record that an agent changed a turn of the policy; the operator reads it once."""
-        if _CHANGED_TURNS not in self.notices:
-            self.notices.append(_CHANGED_TURNS)
+    def note_agent(self, logs: Mapping[str, float]) -> None:
+        """Record why turns of an agent's sample are not trained; the operator reads each reason once."""
+        for log, notice in _AGENT_NOTICES.items():
+            if logs.get(log) and notice not in self.notices:
+                self.notices.append(notice)
 
     def add(self, boundary: str, detail: str, place: str, num_accepted: int) -> None:
         """Record a failed sample.

@@ -148,11 +148,18 @@ def test_operator_hears_once_of_a_neighbour_that_fails_every_sample(tmp_path: Pa
     assert script.coordinator.status().notices == (f"reward:em failed for 2 samples in a row: {DETAIL}",)
 
 
-def test_operator_hears_once_of_an_agent_that_changes_turns_of_the_policy(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("log", "begins"),
+    [
+        ("changed_turns", "An agent sent a turn of the policy back in other words"),
+        ("dropped_conversations", "An agent had several conversations in a sample"),
+    ],
+)
+def test_operator_hears_once_of_an_agent_whose_turns_are_not_all_trained(tmp_path: Path, log: str, begins: str) -> None:
     script = Script(tmp_path, SETTINGS)
     (lease,) = script.demand("s1", num_groups=1)
     for index in lease.sample_indices[:2]:
-        logs = {"environment/changed_turns": 1.0}
+        logs = {f"environment/{log}": 1.0}
         assert script.deliver("s1", lease, index, reward_logs=logs).outcome == "accepted"
     (notice,) = script.coordinator.status().notices
-    assert notice.startswith("An agent sent a turn of the policy back in other words")
+    assert notice.startswith(begins)
