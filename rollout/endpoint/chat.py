@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the request, and its answer, whole or as a stream with the turn in one piece."""
+"""POST /v1/chat/completions: the request, and its answer, whole or as a stream of the finished turn."""
 
 import json
 from collections.abc import Iterator
@@ -63,13 +63,14 @@ def _completion(reply: TurnReply, body: ChatBody) -> dict[str, Any]:
 def _chunks(reply: TurnReply, body: ChatBody) -> Iterator[dict[str, Any]]:
     """Yield the turn, its end, and the usage if the request asks for it."""
     text, head = reply.text, _head(reply, body, "chat.completion.chunk")
-    delta: dict[str, Any] = {"role": "assistant", "content": _content(text)}
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": _content(text)}]
     if text.calls:
-        delta["tool_calls"] = [{"index": place, **_call(each)} for place, each in enumerate(text.calls)]
-    turn = {"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}
-    end = {"index": 0, "delta": {}, "finish_reason": text.finish, "logprobs": None}
-    for choice in (turn, end):
-        yield {**head, "choices": [choice]}
+        calls = [{"index": place, **_call(each)} for place, each in enumerate(text.calls)]
+        if text.content:  # AutoGen reads no calls from a piece that has a text
+            deltas.append({})
+        deltas[-1]["tool_calls"] = calls
+    for delta, finish in [*((delta, None) for delta in deltas), ({}, text.finish)]:
+        yield {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]}
     if (body.stream_options or {}).get("include_usage"):
         yield {**head, "choices": [], "usage": _usage(reply)}
 

@@ -8,7 +8,7 @@ import pytest
 from openai import BadRequestError
 
 from tests.fakes.rollout_fakes import ScriptedScorer
-from tests.rollout.endpoint.agents_scene import agents_scene, taken
+from tests.rollout.endpoint.agents_scene import MESSAGES, agents_scene, taken
 
 ADD = {
     "type": "function",
@@ -251,6 +251,16 @@ async def test_calls_of_a_streamed_turn_come_in_order_with_the_tokens_used() -> 
             assert last[0].choices[0].delta.content == "5"
         await scene.end(told, "reward", reward=1.0)
         assert (await scene.trajectory("g")).facts.num_turns == 2
+
+
+async def test_streamed_text_and_calls_come_in_pieces_of_their_own() -> None:
+    """AutoGen reads no calls from a piece that has a text."""
+    async with taken(lambda context: "So " + ADDS) as (_, _, client):
+        stream = await client.chat.completions.create(model="m", messages=MESSAGES, tools=[ADD], stream=True)
+        text, calls, end = [each.choices[0] async for each in stream]
+    assert (text.delta.content, text.delta.tool_calls) == ("So", None)
+    assert (calls.delta.content, len(calls.delta.tool_calls or ())) == (None, 1)
+    assert end.finish_reason == "tool_calls"
 
 
 BOOK = {
