@@ -2,9 +2,10 @@
 
 The work is that of `tests.benchmarks.throughput`, in runs of 16 steps on a running cluster (deploy/start_cluster.sh)
 of a machine that does nothing else. Twelve runs vary staleness, groups, lengths, the reward's latency and servers. A
-machine's own speed changes within minutes: before each four of them, and at the end, one more run gives figures. A
-forecast is the mean of what the figures before and after say. `before`: settings that the figures before forecast alone
-within 10 %. `drift`: the slowest run for figures over the fastest. --short: one other setting.
+machine's own speed changes within minutes. So a thread beside each run measures what a fixed piece of work costs, and
+the figures' seconds are multiplied by the ratio of these costs; and before each four runs, and at the end, one more run
+gives figures. A forecast is the mean of what the figures before and after say. `plain`: settings that are within 10 %
+without that thread's ratios. `drift`: the slowest run for figures over the fastest. --short: one other setting.
 
 holds: each forecast step is within 10 % of the real one.
 """
@@ -13,11 +14,16 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from statistics import fmean
+from statistics import fmean, median
+
+import numpy as np
 
 from learner.run.forecast import Figures, measure
 from learner.run.simulation import Layout, simulate
@@ -26,6 +32,7 @@ from tests.chaos.rig.verdict import conclude, options
 
 _WITHIN, _NUM_STEPS, _NUM_SIMULATED = 0.1, 16, 8
 _PLACES, _NUM_CORES, _BLOCK = 128, 2, 4
+_END_S = 2.0  # a run's command after its last step
 
 
 @dataclass(frozen=True)
@@ -53,50 +60,88 @@ _CASES = [
 ]
 
 
+@dataclass(frozen=True)
+class Run:
+    """A run on this machine."""
+
+    step_s: float  # mean of its steps after the first
+    work_s: float  # what the fixed piece of work cost meanwhile
+
+
 def main() -> int:
     arguments = options(__doc__ or "")
     cases = _CASES[:1] if arguments.short else _CASES
-    ratios, before, bases_s = [], [], []
+    ratios, plain, bases = list[float](), list[float](), list[Run]()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         make_model(work / "model", arguments.seed)
         make_prompts(work / "prompts.jsonl", arguments.seed)
 
-        def measured() -> Figures:
-            name = f"base-{len(bases_s)}"
-            bases_s.append(run(work, name, Case(), arguments.seed))
-            return measure(work / "runs" / name, _NUM_CORES)
+        def measured() -> tuple[Figures, Run]:
+            name = f"base-{len(bases)}"
+            bases.append(run(work, name, Case(), arguments.seed))
+            return measure(work / "runs" / name, _NUM_CORES), bases[-1]
 
-        figures = measured()
+        later = measured()
         for first in range(0, len(cases), _BLOCK):
             block = cases[first : first + _BLOCK]
             real = [run(work, f"case-{first + k}", case, arguments.seed) for k, case in enumerate(block)]
-            earlier, figures = figures, measured()
-            for case, real_s in zip(block, real, strict=True):
-                then_s, now_s = forecast(case, earlier), forecast(case, figures)
-                ratios.append((then_s + now_s) / 2.0 / real_s)
-                before.append(then_s / real_s)
-                print(f"{case}: {real_s:.2f} s a step, forecast {then_s:.2f} and {now_s:.2f} ({ratios[-1]:.2f})")
-                sys.stdout.flush()
-    num_within, num_before = (sum(abs(ratio - 1.0) <= _WITHIN for ratio in each) for each in (ratios, before))
+            earlier, later = later, measured()
+            for case, found in zip(block, real, strict=True):
+                both = [
+                    (forecast(case, figures), forecast(case, figures.times(found.work_s / base.work_s)))
+                    for figures, base in (earlier, later)
+                ]
+                plain_s, step_s = (fmean(each) for each in zip(*both, strict=True))
+                plain.append(plain_s / found.step_s)
+                ratios.append(step_s / found.step_s)
+                forecast_is = f"forecast {step_s:.2f} ({ratios[-1]:.2f}), plain {plain_s:.2f}"
+                print(f"{case}: {found.step_s:.2f} s a step, {forecast_is}", flush=True)
+    num_within, num_plain = (sum(abs(ratio - 1.0) <= _WITHIN for ratio in each) for each in (ratios, plain))
     worst = max(ratios, key=lambda ratio: abs(ratio - 1.0))
-    drift = max(bases_s) / min(bases_s)
-    figures_of = {"settings": len(ratios), "within": num_within, "worst": worst, "before": num_before, "drift": drift}
+    steps_s = [base.step_s for base in bases]
+    drift = max(steps_s) / min(steps_s)
+    figures_of = {"settings": len(ratios), "within": num_within, "worst": worst, "plain": num_plain, "drift": drift}
     return conclude("forecast", num_within == len(ratios), **figures_of)
 
 
-def run(work: Path, name: str, case: Case, seed: int) -> float:
-    """Return the mean of a real run's steps after the first, in seconds."""
+def run(work: Path, name: str, case: Case, seed: int) -> Run:
+    """Return what a real run took."""
     changes = {
         "learner__groups_per_step": case.groups,
         "rollout__max_response_tokens": case.tokens,
         "rollout__num_servers": case.servers,
     }
-    with reward_service(case.reward_s) as url:
+    with reward_service(case.reward_s) as url, _costs_of_work() as costs:
         command = run_command(work, name, url, case.staleness, _NUM_STEPS, seed, **changes)
         subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in (work / "runs" / name / "metrics.jsonl").read_text().splitlines()]
-    return float(lines[-1]["time_s"] - lines[0]["time_s"]) / (len(lines) - 1)
+    seconds = float(lines[-1]["time_s"] - lines[0]["time_s"])
+    ended = costs[-1][0] - _END_S
+    return Run(seconds / (len(lines) - 1), median(cost for at, cost in costs if ended - seconds < at < ended))
+
+
+@contextmanager
+def _costs_of_work() -> Iterator[list[tuple[float, float]]]:
+    """Yield a list to which a thread adds, twice a second, the time and the CPU seconds of a fixed piece of work."""
+    costs: list[tuple[float, float]] = []
+    matrix, is_over = np.full((64, 64), 0.5, dtype=np.float32), threading.Event()
+
+    def work() -> None:
+        while not is_over.wait(0.5):
+            begun = time.thread_time()
+            for _ in range(200):
+                matrix @ matrix
+            sum(range(100_000))
+            costs.append((time.monotonic(), time.thread_time() - begun))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield costs
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def forecast(case: Case, figures: Figures) -> float:
