@@ -46,6 +46,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True,),
     "reasoning": ({},),
 }
+_LOGPROBS = "message.output_text.logprobs"  # what a request of /v1/responses may include
 _ADVICE = "Leave it out, or set agents.other_sampling = ignore"
 _ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
                 410: "session_ended_error"}  # fmt: skip
@@ -113,6 +114,8 @@ def check_others(body: TurnBody, sampling: SessionSampling) -> None:
     for name, value in given.items():
         if name in _SHAPES and value not in _SHAPES[name]:
             raise Refusal(400, f"{name} = {value!r:.80} is not supported here: leave it out", name, "unsupported_value")
+    if _LOGPROBS in str(given.get("include")):
+        raise Refusal(400, f"{_LOGPROBS} is not supported here: leave it out", "include", "unsupported_value")
     if sampling.other_sampling == "ignore":
         return
     for name, value in given.items():

@@ -166,6 +166,8 @@ class Rank:
         for kind in ("behaviour", "advantage", "loss", "gradient"):
             for bad in (float("nan"), float("inf")):
                 self.put_into_step(kind, bad, loss)
+            assert self.step(trajectories(), loss).applied  # five refused ones in a row would end the run
+            self.push()
         self.put_into_weights("weight")
         self.put_into_weights("moment")
         for _ in range(2):

@@ -85,6 +85,7 @@ async def test_turn_that_was_cut_is_incomplete() -> None:
         ({"reasoning": {"effort": "high"}}, "reasoning"),
         ({"text": {"format": {"type": "json_object"}}}, "text = "),
         ({"conversation": "c"}, "conversation = 'c' is not supported here"),
+        ({"include": ["message.output_text.logprobs"]}, "output_text.logprobs is not supported here"),
     ],
 )
 async def test_request_that_cannot_be_answered_is_refused_with_the_reason(
