@@ -25,7 +25,7 @@ from protocol.errors import OperatorError
 # Texts of one pass. On a CPU larger batches are no faster, and each batch is as slow as its longest text.
 _CPU_BATCH, _GPU_BATCH = 16, 64
 _MAX_TOKENS = 256  # of a query or passage; the rest is cut off
-_MOST_TOKENS = 512  # the same, where a folder of sentence-transformers says so
+_MOST_TOKENS = 512  # largest value that a folder of sentence-transformers can set
 _PADDING_CHANGES = 1e-3  # difference of a vector's numbers beyond rounding
 _ANY_NUMBER = 1 << 30
 _POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first", "mean": "mean", "cls": "first"}

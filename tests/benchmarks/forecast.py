@@ -2,9 +2,9 @@
 
 The work is that of `tests.benchmarks.throughput`, in runs of 16 steps on a running cluster (deploy/start_cluster.sh)
 of a machine that does nothing else. Twelve runs vary staleness, groups, lengths, the reward's latency and servers. A
-machine's own speed changes within minutes. So a thread beside each run measures what a fixed piece of work costs, and
+machine's own speed changes within minutes. So during each run a thread measures the cost of a fixed piece of work, and
 the figures' seconds are multiplied by the ratio of these costs; and before each four runs, and at the end, one more run
-gives figures. A forecast is the mean of what the figures before and after say. `plain`: settings that are within 10 %
+gives figures. A forecast is the mean of those by the figures before and after. `plain`: settings that are within 10 %
 without that thread's ratios. `drift`: the slowest run for figures over the fastest. --short: one other setting.
 
 holds: each forecast step is within 10 % of the real one.
@@ -65,7 +65,7 @@ class Run:
     """A run on this machine."""
 
     step_s: float  # mean of its steps after the first
-    work_s: float  # what the fixed piece of work cost meanwhile
+    work_s: float  # cost of the fixed piece of work during the run
 
 
 def main() -> int:
@@ -106,7 +106,7 @@ def main() -> int:
 
 
 def run(work: Path, name: str, case: Case, seed: int) -> Run:
-    """Return what a real run took."""
+    """Return the times of a real run."""
     changes = {
         "learner__groups_per_step": case.groups,
         "rollout__max_response_tokens": case.tokens,

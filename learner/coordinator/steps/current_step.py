@@ -90,7 +90,7 @@ class CurrentStep:
         since = self.step - self._num_refused + 1
         return (
             f"No step since step {since} was applied: {self._refusal}. Lower learner.lr, and look for prompts or "
-            "rewards out of the ordinary. A resume goes on with the weights of the last step that was applied."
+            "rewards out of the ordinary. A resume continues with the weights of the last step that was applied."
         )
 
     @property

@@ -8,25 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.command import run_verb
 from protocol.settings.loader import load_settings
+from tests.deploy.migrate.verl_command import VERL, migrate
 
-VERL = """
-files="['a.parquet', 'b.parquet']"
-more="
-    actor_rollout_ref.rollout.n=5 \\
-    actor_rollout_ref.actor.clip_ratio_high=0.28"
-PYTHONUNBUFFERED=1 python3 -m verl.trainer.main_ppo \\
-    algorithm.adv_estimator=grpo data.train_files="$files" data.train_batch_size=$(((8 + 8) * 4)) \\
-    data.max_prompt_length=512 data.max_response_length=1024 data.filter_overlong_prompts=True \\
-    actor_rollout_ref.model.path=/models/small actor_rollout_ref.actor.optim.lr=2e-6 \\
-    actor_rollout_ref.actor.ppo_mini_batch_size=16 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 \\
-    actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.002 \\
-    actor_rollout_ref.rollout.name=sglang actor_rollout_ref.rollout.tensor_model_parallel_size=2 \\
-    +actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.level=3 \\
-    trainer.logger='["console","wandb"]' trainer.project_name=mine trainer.n_gpus_per_node=8 trainer.nnodes=1 \\
-    trainer.val_before_train=False trainer.total_epochs=3 $more $@ 2>&1 | tee log
-"""
 SEARCH_R1 = """
 PYTHONUNBUFFERED=1 python3 -m verl.trainer.main_ppo data.train_files=train.parquet data.train_batch_size=512 \\
     data.max_prompt_length=4096 data.max_response_length=500 data.max_start_length=2048 data.max_obs_length=400 \\
@@ -43,18 +27,11 @@ torchrun --nnodes=2 --nproc_per_node=4 -m verl.trainer.fsdp_sft_trainer data.tra
 """
 
 
-def _migrate(folder: Path, text: str, name: str = "train.sh") -> tuple[int, str]:
-    """Return the exit status and the settings file."""
-    (folder / name).write_text(text, encoding="utf-8")
-    status = run_verb(["migrate", str(folder / name), "--output", str(folder / "new.yaml")])
-    return status, (folder / "new.yaml").read_text(encoding="utf-8")
-
-
 def test_a_step_of_verls_asynchronous_trainer_has_the_prompts_of_its_updates(tmp_path: Path) -> None:
     sizes = "data.train_batch_size=0 actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.rollout.n=16"
     step = "async_training.require_batches=4 async_training.staleness_threshold=0.5 rollout.total_rollout_steps=51200"
     rates = "actor_rollout_ref.actor.optim.lr_warmup_steps=10 rollout.test_freq=20 trainer.save_freq=5 rollout.n=9"
-    status, text = _migrate(tmp_path, f"python -m {FULLY_ASYNC} {sizes} {step} {rates} data.val_files=held_out.parquet")
+    status, text = migrate(tmp_path, f"python -m {FULLY_ASYNC} {sizes} {step} {rates} data.val_files=held_out.parquet")
     settings = load_settings(tmp_path / "new.yaml", [])
     learner = settings.learner
     assert (learner.groups_per_step, learner.num_mini_batches, settings.run.max_steps) == (512, 16, 100)  # 4 batches
@@ -86,7 +63,7 @@ def test_a_step_of_verls_asynchronous_trainer_has_the_prompts_of_its_updates(tmp
 def test_staleness_of_verls_trainers_counts_pushes(
     tmp_path: Path, program: str, words: str, staleness: int, old_logprobs: str
 ) -> None:
-    _migrate(tmp_path, f"python -m {program} actor_rollout_ref.rollout.n=8 algorithm.adv_estimator=grpo {words}")
+    migrate(tmp_path, f"python -m {program} actor_rollout_ref.rollout.n=8 algorithm.adv_estimator=grpo {words}")
     settings = load_settings(tmp_path / "new.yaml", [])
     assert (settings.learner.max_staleness, settings.policy.old_logprobs) == (staleness, old_logprobs)
 
@@ -106,7 +83,7 @@ def test_corrections_of_verl_keep_its_bounds(
     tmp_path: Path, words: str, correction: str, low: float | None, high: float | None
 ) -> None:
     more = " ".join(f"algorithm.rollout_correction.{word}" for word in words.split())
-    _migrate(tmp_path, VERL.replace("$more", f"$more {more} actor_rollout_ref.actor.policy_loss.loss_mode=gspo"))
+    migrate(tmp_path, VERL.replace("$more", f"$more {more} actor_rollout_ref.actor.policy_loss.loss_mode=gspo"))
     learner = load_settings(tmp_path / "new.yaml", []).learner
     assert (learner.correction, learner.correction_low, learner.correction_high) == (correction, low, high)
     assert learner.loss == ("gspo" if "bypass" not in words else "reinforce" if "loss_type" in words else "ppo")
@@ -115,7 +92,7 @@ def test_corrections_of_verl_keep_its_bounds(
 def test_servers_of_their_own_nodes_have_these_nodes_gpus(tmp_path: Path) -> None:
     nodes = "trainer.nnodes=1 trainer.n_gpus_per_node=2 rollout.nnodes=2 rollout.n_gpus_per_node=4"
     size = "actor_rollout_ref.rollout.tensor_model_parallel_size=4"
-    _migrate(tmp_path, f"python -m {ONE_STEP_OFF} {nodes} {size}")
+    migrate(tmp_path, f"python -m {ONE_STEP_OFF} {nodes} {size}")
     settings = load_settings(tmp_path / "new.yaml", [])
     assert (settings.rollout.tensor_parallel_size, settings.rollout.num_servers, settings.learner.num_ranks) == (
         4,
@@ -127,7 +104,7 @@ def test_servers_of_their_own_nodes_have_these_nodes_gpus(tmp_path: Path) -> Non
 def test_a_number_of_warm_up_steps_counts_before_its_share(tmp_path: Path) -> None:
     both = [f"actor_rollout_ref.actor.optim.lr_warmup_steps{each}" for each in ("=0", "_ratio=0.1")]
     critic = "$more algorithm.adv_estimator=gae trainer.critic_warmup=5"
-    text = _migrate(tmp_path, VERL.replace("$more", " ".join([critic, *both])))[1]
+    text = migrate(tmp_path, VERL.replace("$more", " ".join([critic, *both])))[1]
     settings = load_settings(tmp_path / "new.yaml", [])
     assert (settings.learner.lr_warmup_steps, settings.learner.lr_warmup_ratio) == (0, 0)
     assert settings.critic.warmup_steps == 4  # the policy's first step is the fifth
@@ -145,7 +122,7 @@ def test_a_number_of_warm_up_steps_counts_before_its_share(tmp_path: Path) -> No
 )
 def test_options_of_verl_mean_what_its_code_does(tmp_path: Path, words: str, setting: str, value: object) -> None:
     more = " ".join(f"actor_rollout_ref.{word}" for word in words.split())
-    assert _migrate(tmp_path, VERL.replace("$more", f"$more {more}"))[0] == 0
+    assert migrate(tmp_path, VERL.replace("$more", f"$more {more}"))[0] == 0
     section, name = setting.split(".")
     assert getattr(getattr(load_settings(tmp_path / "new.yaml", []), section), name) == value
 
@@ -153,7 +130,7 @@ def test_options_of_verl_mean_what_its_code_does(tmp_path: Path, words: str, set
 def test_limit_of_verls_filter_counts_its_own_batches(tmp_path: Path) -> None:
     names = "enable=True", "max_num_gen_batches=10", "metric=acc"
     more = " ".join(["data.gen_batch_size=192", *(f"algorithm.filter_groups.{each}" for each in names)])
-    _migrate(tmp_path, VERL.replace("$more", f"$more {more} algorithm.norm_adv_by_std_in_grpo=False"))
+    migrate(tmp_path, VERL.replace("$more", f"$more {more} algorithm.norm_adv_by_std_in_grpo=False"))
     settings = load_settings(tmp_path / "new.yaml", [])
     assert (settings.filter.dynamic_sampling, settings.filter.max_replaced) == (True, 29)  # 10 x 192 = 30 x 64 prompts
 
@@ -165,7 +142,7 @@ def test_fully_asynchronous_trainer_evaluates_and_passes_over_its_data_by_its_ow
     tmp_path: Path, words: str, every: int, passes: int
 ) -> None:
     script = VERL.replace("verl.trainer.main_ppo", FULLY_ASYNC).replace("trainer.total_epochs=3", "")
-    _, text = _migrate(tmp_path, script.replace("$more", f"$more data.val_files=held_out.parquet {words}"))
+    _, text = migrate(tmp_path, script.replace("$more", f"$more data.val_files=held_out.parquet {words}"))
     assert yaml.safe_load(text)["eval"]["every_steps"] == every
     assert f"at most {passes} passes over data.train" in text
 
@@ -174,7 +151,7 @@ def test_fully_asynchronous_trainer_evaluates_and_passes_over_its_data_by_its_ow
 def test_a_step_of_0_prompts_is_still_wrong_and_no_error_of_python(tmp_path: Path, words: str) -> None:
     sizes = "data.train_batch_size=0 actor_rollout_ref.actor.ppo_mini_batch_size=0"
     more = f"$more {sizes} algorithm.filter_groups.max_num_gen_batches=2 rollout.total_rollout_steps=9 {words}"
-    status, text = _migrate(tmp_path, VERL.replace("$more", more))
+    status, text = migrate(tmp_path, VERL.replace("$more", more))
     assert (status, "Still wrong:\n#   settings: learner.groups_per_step" in text) == (1, True)
 
 
@@ -182,13 +159,13 @@ def test_an_adapter_of_rank_0_is_none(tmp_path: Path) -> None:
     adapter = [
         f"actor_rollout_ref.model.{each}" for each in ("lora_rank=0", "lora_alpha=0", "target_modules=all-linear")
     ]
-    status, text = _migrate(tmp_path, VERL.replace("$more", " ".join(["$more", *adapter])))
+    status, text = migrate(tmp_path, VERL.replace("$more", " ".join(["$more", *adapter])))
     assert (status, load_settings(tmp_path / "new.yaml", []).policy.lora.rank) == (0, 0)
     assert "#   model.lora_alpha 0: There is no adapter: its rank is 0" in text
 
 
 def test_command_of_verl_gives_settings_that_a_run_accepts(tmp_path: Path) -> None:
-    status, text = _migrate(tmp_path, VERL)
+    status, text = migrate(tmp_path, VERL)
     settings = load_settings(tmp_path / "new.yaml", [])
     assert status == 0
     assert (settings.policy.model, settings.data.train) == ("/models/small", ["a.parquet", "b.parquet"])
@@ -199,17 +176,17 @@ def test_command_of_verl_gives_settings_that_a_run_accepts(tmp_path: Path) -> No
     assert (settings.run.max_epochs, settings.learner.max_staleness, settings.report.wandb_project) == (3, 0, "mine")
     assert settings.rollout.engine_args == {"compilation_config": {"level": 3}}
     assert "data.eval" not in text
-    assert _migrate(tmp_path, VERL) == (0, text)
+    assert migrate(tmp_path, VERL) == (0, text)
 
 
 def test_sizes_of_verl_count_prompts(tmp_path: Path) -> None:
-    _, text = _migrate(tmp_path, VERL)
+    _, text = migrate(tmp_path, VERL)
     assert "  groups_per_step: 64  # data.train_batch_size 64; 64 prompts, 320 samples\n" in text
     assert "16; 80 samples an update; updates a step: 4, passes: 1\n" in text
 
 
 def test_search_r1_has_the_defaults_of_its_verl(tmp_path: Path) -> None:
-    assert _migrate(tmp_path, SEARCH_R1)[0] == 0
+    assert migrate(tmp_path, SEARCH_R1)[0] == 0
     settings = load_settings(tmp_path / "new.yaml", [])
     assert (settings.rollout.environment, settings.rollout.group_size, settings.rollout.max_turns) == ("search", 5, 2)
     assert (settings.rollout.max_context_tokens, settings.data.max_prompt_tokens) == (4596, 2048)
@@ -220,7 +197,7 @@ def test_search_r1_has_the_defaults_of_its_verl(tmp_path: Path) -> None:
 
 
 def test_fine_tuning_of_verl_trains_on_rows(tmp_path: Path) -> None:
-    status, text = _migrate(tmp_path, ROWS)
+    status, text = migrate(tmp_path, ROWS)
     settings = load_settings(tmp_path / "new.yaml", [])
     assert (status, settings.objective, settings.learner.num_ranks, settings.placement.ranks.nodes) == (1, "sft", 8, 2)
     assert (settings.learner.groups_per_step, settings.learner.lr_schedule, settings.run.max_epochs) == (
@@ -239,60 +216,15 @@ def test_configuration_file_gives_the_same_as_its_overrides(tmp_path: Path) -> N
         "data": {"train_files": ["a.parquet"], "train_batch_size": "${oc.select:data.gone,32}", "seed": 7},
         "trainer": {"total_epochs": 2, "logger": ["console"], "val_before_train": False, "seed": "${data.seed}"},
     }
-    _, of_file = _migrate(tmp_path, yaml.safe_dump(values), "mine.yaml")
+    _, of_file = migrate(tmp_path, yaml.safe_dump(values), "mine.yaml")
     command = "python -m verl.trainer.main_ppo --config-path=config --config-name=mine algorithm.adv_estimator=rloo\n"
-    _, of_command = _migrate(tmp_path, command)
+    _, of_command = migrate(tmp_path, command)
     assert yaml.safe_load(of_file)["learner"].pop("advantage") == "grpo"
     assert yaml.safe_load(of_file)["run"]["seed"] == 7
     first, second = (yaml.safe_load(text) for text in (of_file, of_command))
     assert second["learner"].pop("advantage") == "rloo"
     first["learner"].pop("advantage")
     assert first == second
-
-
-@pytest.mark.parametrize(
-    ("script", "words", "groups", "epochs"),
-    [
-        ("A=(data.train_batch_size=32)\nA+=(\n  trainer.total_epochs=2 # passes\n)", '"${A[@]}"', 32, 2),
-        ("declare -a A=(data.train_batch_size=32 trainer.total_epochs=2)", "${A[*]}", 32, 2),
-        ('A="data.train_batch_size=32"\nA+=" trainer.total_epochs=2"', "$A", 32, 2),
-        ('A=(trainer.total_epochs=2)\nN=32\nA=("${A[@]}" data.train_batch_size=$N)\nN=64', '"${A[@]}"', 32, 2),
-        ('A=(\n  data.train_batch_size=32 data.seed="(7)"\n  trainer.total_epochs=2)', '"${A[@]}"', 32, 2),
-        ("export A=\"\n  data.train_batch_size=32 data.seed='7'\n  trainer.total_epochs=2\"", "$A", 32, 2),
-        ("N=32; export E=2 M=1", "data.train_batch_size=$N trainer.total_epochs=$E", 32, 2),
-        ("N=32\nif true; then X=1; fi\nE=2", "data.train_batch_size=$N trainer.total_epochs=$E", 32, 2),
-        ("", "data.train_batch_size='${oc.env:GONE,32}' trainer.total_epochs=2", 32, 2),
-    ],
-)
-def test_variables_of_a_script_have_the_values_that_a_shell_gives_them(
-    tmp_path: Path, script: str, words: str, groups: int, epochs: int
-) -> None:
-    text = VERL.replace("data.train_batch_size=$(((8 + 8) * 4))", "").replace("trainer.total_epochs=3", "")
-    assert _migrate(tmp_path, f"{script}\n{text.replace('$more', f'$more {words}')}")[0] == 0
-    settings = load_settings(tmp_path / "new.yaml", [])
-    assert (settings.learner.groups_per_step, settings.run.max_epochs) == (groups, epochs)
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        "N=32\nif [ $BIG ]; then\n  N=64\nfi",
-        "N=32\n[ $BIG ] && N=64",
-        "N=32\ncase $BIG in\n  yes) N=64 ;;\nesac",
-        "N=32\nif [ $BIG ]; then N+=0; fi",
-        "N=(32 $(echo $(date)))",
-        "N=32; ((N *= 2))",
-        "N=32\n((N++))",
-        "N=32\nlet N=N+1",
-        "N=32\nread -r N < file",
-        "N=32\nprintf -v N %s 5",
-        "N=32\nunset N",
-    ],
-)
-def test_a_value_that_a_condition_may_change_is_named(tmp_path: Path, script: str) -> None:
-    status, text = _migrate(tmp_path, f"{script}\n{VERL.replace('$more', '$more data.train_batch_size=$N')}")
-    assert status == 1
-    assert ": The script does not say its value: set learner.groups_per_step" in text
 
 
 @pytest.mark.parametrize(
@@ -313,7 +245,7 @@ def test_a_value_that_a_condition_may_change_is_named(tmp_path: Path, script: st
     ],
 )
 def test_what_is_lost_is_named(tmp_path: Path, words: str, sentence: str) -> None:
-    status, text = _migrate(tmp_path, VERL.replace("$more", f"$more {words}"))
+    status, text = migrate(tmp_path, VERL.replace("$more", f"$more {words}"))
     assert status == 1
     assert sentence in text
 
@@ -328,7 +260,7 @@ def test_configuration_file_brings_its_list_of_defaults(tmp_path: Path) -> None:
     (tmp_path / "actor_rollout_ref").mkdir()
     (tmp_path / "actor_rollout_ref" / "small.yaml").write_text("model:\n  path: /models/small\n", encoding="utf-8")
     (tmp_path / "base.yaml").write_text(yaml.safe_dump({"defaults": ["fully_async_ppo_trainer"], **base}), "utf-8")
-    status, text = _migrate(tmp_path, yaml.safe_dump(mine), "mine.yaml")
+    status, text = migrate(tmp_path, yaml.safe_dump(mine), "mine.yaml")
     settings = load_settings(tmp_path / "new.yaml", [])
     assert (settings.policy.model, settings.rollout.group_size) == ("/models/small", 4)
     assert (settings.placement.devices, settings.learner.max_staleness) == ("split", 1)  # of the fully asynchronous one
@@ -342,14 +274,14 @@ def test_list_of_defaults_may_have_several_files_none_an_empty_one_and_itself(tm
     (tmp_path / "data" / "large.yaml").write_text("train_batch_size: 32\n", encoding="utf-8")
     mine = {"defaults": [{"data": ["empty", "large"]}, {"trainer": None}, "again"], "actor_rollout_ref": {}}
     (tmp_path / "again.yaml").write_text(yaml.safe_dump({"defaults": ["again"]}), encoding="utf-8")
-    _, text = _migrate(tmp_path, yaml.safe_dump(mine), "mine.yaml")
+    _, text = migrate(tmp_path, yaml.safe_dump(mine), "mine.yaml")
     assert load_settings(tmp_path / "new.yaml", []).learner.groups_per_step == 32
     assert "defaults: again: The file is not beside the configuration" in text
 
 
 def test_server_over_several_nodes_becomes_one_of_a_node(tmp_path: Path) -> None:
     wide = VERL.replace("tensor_model_parallel_size=2", "tensor_model_parallel_size=16").replace("nnodes=1", "nnodes=4")
-    status, text = _migrate(
+    status, text = migrate(
         tmp_path, wide.replace("data.train_batch_size", "data.image_key=images data.train_batch_size")
     )
     settings = load_settings(tmp_path / "new.yaml", [])
@@ -379,12 +311,12 @@ def test_equal_commands_give_equal_files_in_different_processes(tmp_path: Path) 
 
 def test_tools_have_verls_limits(tmp_path: Path) -> None:
     tools = "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml"
-    _, text = _migrate(tmp_path, VERL.replace("$more", f"$more {tools}"))
+    _, text = migrate(tmp_path, VERL.replace("$more", f"$more {tools}"))
     settings = load_settings(tmp_path / "new.yaml", [])
     assert (settings.tools.max_calls_per_turn, settings.tools.call_format) == (1, "hermes")
     assert (settings.rollout.max_turns, settings.rollout.max_observation_tokens) == (1000, 256)
     assert "of one turn; there of all turns with their replies\n" in text
-    _migrate(tmp_path, VERL.replace("$more", f"$more {tools} actor_rollout_ref.rollout.multi_turn.max_user_turns=3"))
+    migrate(tmp_path, VERL.replace("$more", f"$more {tools} actor_rollout_ref.rollout.multi_turn.max_user_turns=3"))
     assert load_settings(tmp_path / "new.yaml", []).rollout.max_turns == 3
 
 
@@ -392,15 +324,15 @@ def test_tools_have_verls_limits(tmp_path: Path) -> None:
     ("words", "alpha"), [("model.lora_rank=64", 16), ("model.lora.rank=64", 32), ("actor.grad_clip=1.0", None)]
 )
 def test_adapters_have_verls_alpha(tmp_path: Path, words: str, alpha: float | None) -> None:
-    _, text = _migrate(tmp_path, VERL.replace("$more", f"$more actor_rollout_ref.{words}"))
+    _, text = migrate(tmp_path, VERL.replace("$more", f"$more actor_rollout_ref.{words}"))
     settings = load_settings(tmp_path / "new.yaml", [])
     assert (settings.policy.lora.alpha, "lora" in text) == (alpha, alpha is not None)
 
 
 def test_defaults_that_differ_are_said(tmp_path: Path) -> None:
-    _, text = _migrate(tmp_path, SEARCH_R1.replace("data.max_obs", "data.val_files=test.parquet data.max_obs"))
+    _, text = migrate(tmp_path, SEARCH_R1.replace("data.max_obs", "data.val_files=test.parquet data.max_obs"))
     assert "#   Search-R1's default of actor.entropy_coeff, 0.001: No loss has an entropy term" in text
     assert "  num_prompts: 256  # the first ones; there every row of data.eval\n" in text
     assert "  every_steps: 0  # Search-R1's default of trainer.test_freq; never; there once, before the first" in text
-    _, text = _migrate(tmp_path, VERL)
+    _, text = migrate(tmp_path, VERL)
     assert "  max_epochs: 3  # trainer.total_epochs 3; there a pass leaves out the rows that do not fill a last" in text
