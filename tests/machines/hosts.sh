@@ -27,14 +27,14 @@ source tests/machines/virtual_hosts.sh
 source tests/machines/lost_hosts.sh
 
 readonly CUT_S=60
-is_short= has_losses= soak_min= kills= has_score= seed=1 standstill_s=20 min_steps=40
+is_short= has_losses= soak_min= kills= has_score= seed=1 standstill_s=20 min_steps=40 search_s=60
 while (($#)); do
     case $1 in
         --short) is_short=1 min_steps=12 ;;
         --ipv6) is_ipv6=1 ;;
         --losses) has_losses=1 ;;
         --standstill-s) standstill_s=$2; shift ;;
-        --soak) soak_min=$2 standstill_s=100000 min_steps=6 disk_size=800m is_kept=1; shift ;;
+        --soak) soak_min=$2 standstill_s=100000 min_steps=6 search_s=400 disk_size=800m is_kept=1; shift ;;
         --kills) kills=--kills ;;
         --score) has_score=1 ;;
         --seed) seed=$2; shift ;;
@@ -118,7 +118,7 @@ first_run() {
     wait_until 900 "$min_steps steps" has_steps "$metrics" "$min_steps"
     for number in "${!init[@]}"; do
         ((number == 1)) || [[ -n $soak_min ]] || ! has_weights "$number" || fail "host $number has weights of the model on its disk"
-        wait_until 60 "answer of host $number's retriever" has_searched "$number"
+        wait_until "$search_s" "answer of host $number's retriever" has_searched "$number"
         say "retriever of host $number answered $(searches "$number") queries"
     done
     on 1 .venv/bin/python -m deploy.runs stop hosts
