@@ -1,8 +1,8 @@
 """The files of a data set: paths, patterns, folders, and names on the Hugging Face hub.
 
 A hub name is hf:OWNER/NAME[/CONFIG][@REVISION][:SPLIT]. Without a revision, the hub's own Parquet copy is read. Else,
-or without such a copy, the repository's Parquet and JSONL files are read that belong to the split. Without a network,
-files from the local cache are used.
+or without a whole copy (of a split above 5 GB the hub copies the first rows, to `partial-SPLIT`), the repository's
+Parquet and JSONL files are read that belong to the split. Without a network, files from the local cache are used.
 """
 
 import glob
@@ -19,6 +19,7 @@ from protocol.settings.paths import HUB_PREFIX
 _PARQUET_COPY = "refs/convert/parquet"
 _SUFFIXES = (".parquet", ".jsonl")
 _TIMEOUT_S = 20.0
+_SHARD = re.compile(r"(?P<split>.+?)-\d{5}-of-\d{5}(?:-.*)?")  # stem of a file of a split, by the hub's own rule
 _NAME = re.compile(
     r"(?P<repo>[\w.-]+/[\w.-]+|[\w.-]+)(?:/(?P<config>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?(?::(?P<split>[\w.-]+))?"
 )
@@ -85,12 +86,15 @@ def choose_files(listed: Sequence[str], name: HubName) -> list[str]:
 def _config_of(path: PurePosixPath, split: str) -> str | None:
     """Return the config of a file of this split, "" for a file without config; None for a file of another split.
 
-    Example: main/train/0000.parquet, main/train-00000-of-00001.parquet and main/train.jsonl all give "main".
+    Example: main/train/0000.parquet, main/train-00000-of-00001.parquet and main/train.jsonl all give "main";
+    main/train_sft-00000-of-00001.parquet is of the split train_sft alone.
     """
     parents = path.parts[:-1]
-    if parents and parents[-1] in (split, f"partial-{split}"):
+    if parents and parents[-1] == split:
         return "/".join(parents[:-1])
-    return "/".join(parents) if re.fullmatch(rf"{re.escape(split)}(?:[-_.].*)?", path.stem) else None
+    shard = _SHARD.fullmatch(path.stem)
+    is_of_split = shard["split"] == split if shard else re.fullmatch(rf"{re.escape(split)}(?:[-_.].*)?", path.stem)
+    return "/".join(parents) if is_of_split else None
 
 
 def _list(repo: str, revision: str | None) -> list[str]:

@@ -124,10 +124,12 @@ def test_name_on_the_hub_is_read_part_by_part() -> None:
     [
         (["default/train/0001.parquet", "default/train/0000.parquet", "default/test/0000.parquet"], None, [1, 0]),
         (["main/train/0000.parquet", "socratic/train/0000.parquet"], "socratic", [1]),
-        (["main/partial-train/0000.parquet"], None, [0]),
+        (["main/partial-train/0000.parquet"], None, []),  # the first rows of a split above 5 GB
         (["README.md", "data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"], None, [1]),
         (["train.jsonl", "test.jsonl", "training.jsonl"], None, [0]),
         (["main/test-00000-of-00001.parquet"], "main", []),
+        (["data/train_prefs-00000-of-00001.parquet", "data/train_sft-00000-of-00002-0a1b.parquet"], None, []),
+        (["data/train_sft-00000-of-00001.parquet", "data/train-00000-of-00001-0a1b.parquet"], None, [1]),
     ],
 )
 def test_files_of_a_split_are_found_in_both_layouts(listed: list[str], config: str | None, chosen: list[int]) -> None:
