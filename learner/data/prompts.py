@@ -96,7 +96,7 @@ class PromptShape:
 
         Raises: SettingsError for a row without a column that the template names.
         """
-        prompt = self._fill(content, where) if self.template else content.get(self.prompt_key)
+        prompt = self._fill(content, where) if self.template else _with_contents(content.get(self.prompt_key))
         if (self.is_chat is None and self.system_prompt is None) or not is_prompt(prompt):
             return prompt
         if self.is_chat is False and isinstance(prompt, list):
@@ -147,6 +147,13 @@ def shape_of(data: DataSettings, entry: DataEntry) -> PromptShape:
         is_chat=data.apply_chat_template,
         is_whole_row=data.form != "prompts",
     )
+
+
+def _with_contents(prompt: Any) -> Any:
+    """Return a prompt whose messages of calls alone have the content None: Parquet has no empty fields."""
+    if not isinstance(prompt, list):
+        return prompt
+    return [{"content": None, **turn} if isinstance(turn, dict) and turn.get("tool_calls") else turn for turn in prompt]
 
 
 def is_prompt(prompt: Any) -> bool:

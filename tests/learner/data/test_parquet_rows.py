@@ -68,3 +68,17 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_folder_s_name_is_no_column_and_capitals_are_a_parquet_file_too(tmp_path: Path) -> None:
     prompts = load(tmp_path / "split=train" / "rows.PARQUET")
     assert [prompt.columns for prompt in prompts] == [{}, {}]
+
+
+def test_prompt_with_a_call_and_no_text_is_the_one_of_jsonl(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    prompt = [
+        {"role": "user", "content": "a?", "tool_calls": None},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "1", "tool_calls": None},
+    ]
+    rows = [{"prompt": prompt, "label": "1"}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
+    (found,) = load_prompts(str(tmp_path / "train.parquet"), DataSettings())
+    expected = [{name: each for name, each in turn.items() if name != "tool_calls" or each} for turn in prompt]
+    assert found.prompt == expected
