@@ -183,6 +183,13 @@ RULES = [
     ),
     Rule(
         "metrics",
+        "line {number} follows step 0",
+        "SELECT line_step AS step, number FROM lines WHERE line_step = 0 AND number > 1 AND NOT EXISTS "
+        "(SELECT 1 FROM lines AS earlier WHERE earlier.number < lines.number AND earlier.line_step > 0)",
+        METRICS,
+    ),
+    Rule(
+        "metrics",
         "line {number} says {name} {stated}, the ledger {value:.7g}",
         "SELECT line_step AS step, number, name, IIF(stated IS NULL, 'None', PRINTF('%.7g', stated)) AS stated, value "
         # Lines keep seven digits. An infinite number is never within the bound, which is finite.
@@ -210,7 +217,7 @@ _TABLES = [
     """CREATE TEMP TABLE step_facts (step INTEGER PRIMARY KEY, num_trained, num_skipped, version, version_after,
     group_size, groups_per_step, max_staleness)""",
     # Invalid lines have no line_step.
-    "CREATE TEMP TABLE lines (number, line_step, policy_version, num_samples, reward_mean, staleness_max)",
+    "CREATE TEMP TABLE lines (number, line_step, policy_version, num_samples, num_tokens, reward_mean, staleness_max)",
 ]
 _FACTS = [
     """CREATE TEMP TABLE group_facts AS
@@ -232,13 +239,15 @@ _FACTS = [
     """,
     """CREATE TEMP VIEW line_values AS
     WITH trained AS (
-        SELECT t.step, COUNT(*) AS num_samples, AVG(reward * {scored}) AS reward_mean,
-            COALESCE(MAX(staleness), 0) AS staleness_max
+        SELECT t.step, COUNT(*) AS num_samples, SUM(num_model_tokens) AS num_tokens,
+            AVG(reward * {scored}) AS reward_mean, COALESCE(MAX(staleness), 0) AS staleness_max
         FROM trajectories AS t JOIN step_facts AS s ON s.step = t.step
         WHERE kind = 'train' AND num_trained GROUP BY t.step)
     SELECT line_step, number, 'policy_version' AS name, policy_version AS stated, version_after AS value
     FROM line_facts JOIN step_facts ON step = line_step
     UNION ALL SELECT line_step, number, 'num_samples', l.num_samples, t.num_samples
+    FROM line_facts AS l JOIN trained AS t ON t.step = line_step
+    UNION ALL SELECT line_step, number, 'num_model_tokens', l.num_tokens, t.num_tokens
     FROM line_facts AS l JOIN trained AS t ON t.step = line_step
     UNION ALL SELECT line_step, number, 'reward_mean', l.reward_mean, t.reward_mean
     FROM line_facts AS l JOIN trained AS t ON t.step = line_step
@@ -300,9 +309,17 @@ def held_step(run: AuditedRun) -> int:
 
 
 def first_line_step(run: AuditedRun) -> int:
-    """Return the step that the metrics rightly begin with: 1, or that of a start from another folder's checkpoint."""
+    """Return the step that the metrics rightly begin with: 1, or that of a start from another run's checkpoint.
+
+    Of a start without a name, in an older ledger, the run is not known.
+    """
     first = next((values[0] for _, values in _lines(run) if values[0]), 1)
-    starts = {from_step for (from_step,) in run.rows("SELECT DISTINCT from_step FROM terms")}
+    before, starts = None, set[int]()
+    runs = "SELECT from_step, MAX(IIF(name = 'run', value, NULL)) FROM terms GROUP BY from_step ORDER BY from_step"
+    for from_step, name in run.rows(runs):
+        if name is None or name != before:
+            starts.add(from_step)
+        before = name
     return int(first) if first in starts else 1
 
 
@@ -315,7 +332,7 @@ def _prepare(run: AuditedRun, steps: Steps, terms: Terms, first: int) -> None:
         counts = (step, account.num_trained, account.num_skipped, account.policy_version, after)
         settings = (of.group_size, of.groups_per_step, of.max_staleness)
         run.db.execute("INSERT INTO step_facts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*counts, *settings))
-    run.db.executemany("INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?)", ((n, *values) for n, values in _lines(run)))
+    run.db.executemany("INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, ?)", ((n, *values) for n, values in _lines(run)))
     is_scored = str(int(not run.settings.is_of_rows))
     for table in _FACTS:
         run.db.execute(table.replace("{first}", str(first)).replace("{scored}", is_scored))
@@ -324,7 +341,7 @@ def _prepare(run: AuditedRun, steps: Steps, terms: Terms, first: int) -> None:
 def _lines(run: AuditedRun) -> Iterator[tuple[int, tuple[float | None, ...]]]:
     """Yield the number of every whole line, from 1, and its columns in `lines`."""
     whole, _, _ = run.metrics.rpartition(b"\n")
-    names = ("step", "policy_version", "data/num_samples", "reward/mean", "data/staleness_max")
+    names = ("step", "policy_version", "data/num_samples", "data/num_model_tokens", "reward/mean", "data/staleness_max")
     # Rows are not scored: their lines have no reward, and the ledger has signs of answers in its place.
     unscored = {"reward/mean": 0.0} if run.settings.is_of_rows else {}
     for number, text in enumerate(whole.split(b"\n") if whole else [], start=1):

@@ -88,7 +88,7 @@ class Coordinator:
         # The version is smaller than the step after steps that were not applied: only the ledger has their number.
         policy_version = int(ledger.meta("policy_version") or last_step)
         self.incarnation = ledger.begin_incarnation(policy_version)
-        ledger.begin_terms(last_step + 1, terms_of(settings))
+        ledger.begin_terms(last_step + 1, {**terms_of(settings), "run": run_id})
         changes = begin_start(ledger, settings, held_out, last_step + 1, self.incarnation, services or {})
         accounts = Accounts(ledger, Mailbox(run_id, self.incarnation))
         self._ledger, self._notices, self._record = ledger, changes.notices, record

@@ -29,6 +29,9 @@ METRICS_RULES: list[tuple[str, str, list[str]]] = [
     ('"reward/mean": 0.5', '"reward/mean": Infinity', [
         "metrics.jsonl, step 1: line 1 says reward_mean Inf, the ledger 0.5",
     ]),
+    ('"data/num_model_tokens": 8', '"data/num_model_tokens": 9', [
+        "metrics.jsonl, step 1: line 1 says num_model_tokens 9, the ledger 8",
+    ]),
     ('"data/staleness_max": 1.0', '"data/staleness_max": 0.0', [
         "metrics.jsonl, step 2: line 2 says staleness_max 0, the ledger 1",
     ]),
@@ -97,3 +100,24 @@ def test_audit_notes_metrics_that_begin_with_a_start_from_another_folder(run: Pa
     ]
     (run / "metrics.jsonl").write_text("".join(lines[1:]), encoding="utf-8")
     assert lines_of(run, "metrics") == ["metrics.jsonl, step 2: line 1 follows step 0"]
+
+
+def test_line_of_the_first_evaluation_is_there_once(run: Path) -> None:
+    text = (run / "metrics.jsonl").read_text(encoding="utf-8")
+    (run / "metrics.jsonl").write_text('{"step": 0}\n' + text, encoding="utf-8")
+    assert audit_run_folder(run).holds
+    (run / "metrics.jsonl").write_text('{"step": 0}\n' * 2 + text, encoding="utf-8")
+    assert lines_of(run, "metrics") == ["metrics.jsonl, step 0: line 2 follows step 0"]
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"), [("another", []), ("run1", ["metrics.jsonl, step 3: line 1 follows step 0"])]
+)
+def test_metrics_that_begin_with_a_resume_of_the_run_itself_lack_lines(
+    run: Path, good: Good, before: str, expected: list[str]
+) -> None:
+    starts = f"INSERT INTO terms VALUES (1, 'run', '{before}'), (3, 'run', 'run1')"  # noqa: S608
+    break_ledger(run / "ledger.sqlite", good[1], starts)
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[2:]), encoding="utf-8")
+    assert lines_of(run, "metrics") == expected
