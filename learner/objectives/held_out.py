@@ -29,7 +29,10 @@ LossOf = Callable[[Sequence[MicroBatch]], LossFunction]
 
 
 class HeldOut:
-    """Scores data.eval before the first step, in its line, after every eval.every_steps, and after the last step."""
+    """Scores data.eval before the first step, in its line, after every eval.every_steps, and after the last step.
+
+    eval/step among the scores names the evaluated step: 0 before the first one.
+    """
 
     def __init__(
         self, roles: Roles, settings: Settings, model: Path, loss_of: LossOf, mean_of: MeanOf, reduce: Reduce
@@ -47,16 +50,16 @@ class HeldOut:
 
     def before(self, step: int) -> dict[str, float]:
         """Return the scores before the first step, empty when they are not due. Collective."""
-        return self._scores() if step == 1 and self._evals.before and self._last_step > 1 else {}
+        return self._scores(0) if step == 1 and self._evals.before and self._last_step > 1 else {}
 
     def after(self, step: int) -> dict[str, float]:
         """Return the scores after this step, empty when they are not due. Collective."""
         if not self._micro_batches:
             return {}
         is_due = step % self._evals.every_steps == 0 and (step > 1 or not self._evals.before)
-        return self._scores() if is_due or step == self._last_step else {}
+        return self._scores(step) if is_due or step == self._last_step else {}
 
-    def _scores(self) -> dict[str, float]:
+    def _scores(self, step: int) -> dict[str, float]:
         if not self._micro_batches:
             return {}
         totals: Sums = {}
@@ -70,7 +73,7 @@ class HeldOut:
         names = sorted(totals)
         over_ranks = self._reduce(torch.stack([totals[name].double() for name in names]))
         means = self._mean_of(dict(zip(names, over_ranks, strict=True)))
-        return {f"eval/{MAIN_SET}/{name}": float(each) for name, each in means.items()}
+        return {"eval/step": step, **{f"eval/{MAIN_SET}/{name}": float(each) for name, each in means.items()}}
 
 
 def _rows_of_rank_0(settings: Settings, model: Path) -> list[list[SftRow]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from learner.disk.run_folder import comparable_since, main_set
 from learner.report.facts import RunFacts, settings_table
-from learner.report.headline import score_text
+from learner.report.headline import HELD_OUT_LOSS, score_text, version_of
 from learner.report.plots import Plot, compared_plots
 
 # Settings that name a run and change nothing about it.
@@ -50,15 +50,15 @@ def _names(runs: Sequence[RunFacts]) -> list[str]:
 def _scores(name: str, run: RunFacts) -> list[str]:
     steps = f"{run.lines[-1]['step']:.0f}" if run.lines else "0"
     scored = [line for line in run.lines if main_set(line)]
-    key = f"eval/{main_set(scored[-1])}/reward" if scored else "reward/mean"
-    having = [line for line in run.lines if key in line] if scored else run.reward_lines
+    key = f"eval/{main_set(scored[-1])}/reward" if scored else HELD_OUT_LOSS
+    if not (having := [line for line in run.lines if key in line]):
+        key, having = "reward/mean", run.reward_lines
     if not having:
         return [name, steps, key, *[""] * (len(COLUMNS) - 3)]
     since = comparable_since(having[-1], key)  # earlier scores are of other rewards, or of another set
     having = [line for line in having if comparable_since(line, key) == since]
-    best = max(having, key=lambda line: line[key])
+    best = (min if key == HELD_OUT_LOSS else max)(having, key=lambda line: line[key])
     scores = [score_text(line[key], line.get(f"{key}_error", math.nan)) for line in (having[0], having[-1], best)]
     rates = sorted(line["perf/samples_per_s"] for line in run.lines if "perf/samples_per_s" in line)
     greedy = score_text(having[-1].get(key.removesuffix("reward") + "greedy"))
-    best_step = f"{best.get('eval/policy_version', best['step']):.0f}"
-    return [name, steps, key, *scores, best_step, greedy, f"{rates[len(rates) // 2]:,.1f}" if rates else ""]
+    return [name, steps, key, *scores, str(version_of(best)), greedy, f"{rates[len(rates) // 2]:,.1f}" if rates else ""]

@@ -9,7 +9,7 @@ from learner.report.facts import LedgerFacts, RunFacts
 from protocol.settings.settings import Settings
 
 _TRAIN_STEPS = 10
-_HELD_OUT_LOSS = "eval/held_out/loss"
+HELD_OUT_LOSS = "eval/held_out/loss"
 # Figure of a set's metrics eval/SET/ -> its label.
 _SCORES = {"reward": "sampled at temperature {}", "greedy": "greedy"}
 
@@ -90,7 +90,7 @@ def _scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], list[str]]:
     if (compared := _compared_lines(run.lines)) is None:
         return _training_scores(run)
     first, last = compared
-    temperature = f"{run.settings.rollout.temperature:g}" if run.settings else "unknown"
+    temperature = _temperature(run.settings, main_set(last)) if run.settings else "unknown"
     rows = []
     for figure, label in _SCORES.items():
         key = f"eval/{main_set(last)}/{figure}"
@@ -101,20 +101,26 @@ def _scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], list[str]]:
     has_warm_start = bool(run.settings and run.settings.policy.warm_start.data)
     before = "after the warm start, before RL" if has_warm_start else "before RL"
     columns = (
-        f"step {_version(first)}" if _version(first) else before,
-        "" if last is first else f"after {_version(last)} step{'s' if _version(last) != 1 else ''} of RL",
+        f"step {version_of(first)}" if version_of(first) else before,
+        "" if last is first else f"after {version_of(last)} step{'s' if version_of(last) != 1 else ''} of RL",
     )
     return rows, columns, _explain_scores(run, first, last, has_warm_start)
 
 
+def _temperature(settings: Settings, name: str | None) -> str:
+    """Return the temperature at which a held-out set is sampled."""
+    own = next((one.temperature for one in settings.eval.sets if one.name == name), None)
+    return f"{settings.rollout.temperature if own is None else own:g}"
+
+
 def _explain_scores(run: RunFacts, first: Line, last: Line, has_warm_start: bool) -> list[str]:
     texts = []
-    if _version(first) == 0:
+    if version_of(first) == 0:
         origin = "the warm start" if has_warm_start else "the starting model"
         texts.append(f"The first column is the score of {origin} before RL; the change is the gain from RL.")
     else:
         texts.append(
-            f"No score from before RL is recorded: the first evaluation is of step {_version(first)}, so the gain "
+            f"No score from before RL is recorded: the first evaluation is of step {version_of(first)}, so the gain "
             "leaves out the steps before it."
         )
     if since := int(comparable_since(last, f"eval/{main_set(last)}/")):
@@ -126,7 +132,7 @@ def _explain_scores(run: RunFacts, first: Line, last: Line, has_warm_start: bool
         "that part."
     )
     if failed := [line for line in (first, last) if line.get("eval/failed", 0) > 0]:
-        counts = ", ".join(f"{int(line['eval/failed'])} at step {_version(line)}" for line in failed)
+        counts = ", ".join(f"{int(line['eval/failed'])} at step {version_of(line)}" for line in failed)
         texts.append(f"Held-out prompts that failed are not in the means: {counts}.")
     if (num_prompts := last.get(f"eval/{main_set(last)}/num_prompts")) is not None:
         texts.append(f"{num_prompts:g} held-out prompts; ± is one standard error over prompts.")
@@ -134,14 +140,16 @@ def _explain_scores(run: RunFacts, first: Line, last: Line, has_warm_start: bool
 
 
 def _training_scores(run: RunFacts) -> tuple[list[ScoreRow], tuple[str, str], list[str]]:
-    if losses := [line for line in run.lines if _HELD_OUT_LOSS in line]:
-        since = comparable_since(losses[-1], _HELD_OUT_LOSS)
-        losses = [line for line in losses if comparable_since(line, _HELD_OUT_LOSS) == since]
-        before, after = losses[0][_HELD_OUT_LOSS], losses[-1][_HELD_OUT_LOSS]
+    if losses := [line for line in run.lines if HELD_OUT_LOSS in line]:
+        since = comparable_since(losses[-1], HELD_OUT_LOSS)
+        losses = [line for line in losses if comparable_since(line, HELD_OUT_LOSS) == since]
+        before, after = losses[0][HELD_OUT_LOSS], losses[-1][HELD_OUT_LOSS]
         row = _row("held-out loss", before, after if len(losses) > 1 else None, [math.nan, math.nan])
         fell = replace(row, is_better=None if row.is_better is None else not row.is_better)
         text = f"Steps before {since:g} had other held-out rows or another loss: they are not compared."
-        return [fell], (f"step {_version(losses[0])}", f"step {_version(losses[-1])}"), [text] if since else []
+        at = version_of(losses[0])
+        columns = (f"step {at}" if at else "before training", f"step {version_of(losses[-1])}")
+        return [fell], columns, [text] if since else []
     rewards = [line["reward/mean"] for line in run.reward_lines]
     num = min(_TRAIN_STEPS, len(rewards) // 2)
     text = "No held-out evaluation is on record: eval.every_steps is 0, or none had ended."
@@ -174,8 +182,6 @@ def _facts(run: RunFacts) -> list[tuple[str, str, bool]]:
     facts: list[tuple[str, str, bool]] = []
     if len(lines) > 1 and "at_s" in lines[0] and "at_s" in lines[-1]:
         facts.append(("first to last step", _duration(lines[-1]["at_s"] - lines[0]["at_s"]), False))
-    if samples := sum(line.get("data/num_samples", 0) for line in lines):
-        facts.append(("trajectories trained", f"{samples:,.0f}", False))
     rates = [line["perf/samples_per_s"] for line in lines if "perf/samples_per_s" in line]
     if rates:
         facts.append(("samples/s, median step", f"{sorted(rates)[len(rates) // 2]:,.1f}", False))
@@ -192,6 +198,7 @@ def _facts(run: RunFacts) -> list[tuple[str, str, bool]]:
 def _ledger_facts(ledger: LedgerFacts, settings: Settings | None) -> list[tuple[str, str, bool]]:
     facts = [("starts of this run", str(ledger.num_starts), False)]
     if ledger.staleness:
+        facts.append(("trajectories trained", f"{sum(ledger.staleness.values()):,}", False))
         oldest = max(ledger.staleness)
         allowed = settings.learner.max_staleness if settings else None
         text = f"{oldest}" if allowed is None else f"{oldest} (allowed {allowed})"
@@ -202,9 +209,9 @@ def _ledger_facts(ledger: LedgerFacts, settings: Settings | None) -> list[tuple[
     return facts
 
 
-def _version(line: Line) -> int:
-    """Return the policy version that a line's evaluation scored: the line itself may be of a later step."""
-    return int(line.get("eval/policy_version", line["step"]))
+def version_of(line: Line) -> int:
+    """Return the policy version, or the step, that a line's evaluation scored: the line may be of a later step."""
+    return int(line.get("eval/policy_version", line.get("eval/step", line["step"])))
 
 
 def score_text(value: float | None, error: float = math.nan) -> str:

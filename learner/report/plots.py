@@ -13,6 +13,7 @@ import msgspec
 from markupsafe import Markup
 
 from learner.disk.run_folder import main_set
+from protocol.settings.evaluation import MAIN_SET
 
 _MAX_POINTS = 1000
 _MOVING_MEAN_STEPS = 20
@@ -215,7 +216,7 @@ def compared_plots(runs: Mapping[str, Sequence[Line]]) -> list[Plot]:
     points = {name: thin(at_evaluated_steps(lines)) for name, lines in runs.items()}
     scores = dict.fromkeys(key for lines in runs.values() for key in _score_keys(lines))
     titles = [("reward/mean", "Training reward"), *((key, f"Held-out: {key}") for key in scores)]
-    titles += [(members[0][0], title) for title, members in _CHARTS]
+    titles += [(f"eval/{MAIN_SET}/loss", "Held-out loss"), *((members[0][0], title) for title, members in _CHARTS)]
     x = sorted({point["step"] for of_run in points.values() for point in of_run})
     plots = []
     for key, title in titles:

@@ -135,12 +135,12 @@
         h("div", {}, h("a", { class: "link", "data-key": "timeline", href: `/api/timeline?${new URLSearchParams({ run })}`, download: `${run}.json` }, "timeline for Perfetto")),
         newest["time/push_pause_s"] == null ? "" : h("div", { class: "soft" }, `newest push: servers paused ${Math.round(1000 * newest["time/push_pause_s"])} ms`)),
       live.states && card(h("small", {}, "prompts by state"), bars(Object.entries(live.states))),
-      live.staleness?.length ? card(h("small", {}, "staleness of trained samples (versions)"), bars(live.staleness.map(each => [each.versions, each.samples]))) : "",
+      live.staleness?.length ? card(h("small", {}, "staleness of the newest trained samples (versions)"), bars(live.staleness.map(each => [each.versions, each.samples]))) : "",
       card(h("small", {}, "alarms"), alarms.length ? h("ul", { style: "margin: 4px 0; padding-left: 18px" }, alarms.map(text => h("li", { class: "worse" }, text))) : h("div", {}, "none"))));
     if (live.problem) parts.push(card(h("span", { class: "problem" }, live.problem)));
     if (live.servers?.length) parts.push(card(h("small", {}, "rollout servers, over the last minute of the run"), table([
       ["server", each => each.server, ""], ["newest version", each => each.version, "number"], ...(live.status ? [["requests in the engine", each => live.status.servers[each.server]?.running, "number"], ["samples outside", each => live.status.servers[each.server]?.waiting, "number wide"]] : []), ["tokens/s", each => short(each.tokens_per_s), "number"],
-      ["last trajectory", each => ago(each.heard_at), "number wide"], ["of newest 20,000", each => short(each.samples), "number wide"],
+      ["last trajectory", each => ago(each.heard_at), "number wide"], [`of newest ${live.servers.reduce((sum, each) => sum + each.samples, 0).toLocaleString()}`, each => short(each.samples), "number wide"],
     ], live.servers, each => link("run", run, "samples") + `?server=${encodeURIComponent(each.server)}`)));
     if (live.events?.length) parts.push(h("details", { class: "card more", "data-key": "events" }, h("summary", { "data-key": "summary" }, `${live.events.length} newest events`), table([["at", each => clock(each.at), ""], ["event", each => each.kind, ""], ["detail", each => each.detail, "wide"]], live.events)));
     return parts;

@@ -16,7 +16,7 @@ from learner.ledger.ledger import Ledger
 from learner.report.facts import read_run
 from learner.report.recorded_lines import read_lines
 from learner.report.samples import read_groups
-from learner.report.write import main, write_report
+from learner.report.write import main, write_comparison, write_report
 from protocol.errors import OperatorError
 from tests.learner.report.recorded_run import record_run
 
@@ -75,9 +75,11 @@ def test_report_answers_four_questions_and_each_has_its_section(folder: Path) ->
 
 
 def test_report_of_demonstrations_compares_the_held_out_loss_and_less_is_better(tmp_path: Path) -> None:
-    lines = [{"step": step, "eval/held_out/loss": loss} for step, loss in ((0, 6.0), (4, 5.0))]
+    lines = [{"step": max(1, at), "eval/step": at, "eval/held_out/loss": loss} for at, loss in ((0, 6.0), (4, 5.0))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = write_report(tmp_path, None).read_text(encoding="utf-8")
+    assert "before training step 4 change held-out loss 6.000 5.000 -1.000" in _text(page)
+    assert re.search(r'"x":\[0,1,4\],.*"values":\[6.0,null,5.0\]', page)  # the line of step 1 has the score before it
     assert "Is it learning? Perhaps: held-out loss 6.000 → 5.000, without a standard error." in _text(page)
     assert '<td class="">-1.000</td>' in page  # green is above two standard errors alone
 
@@ -123,9 +125,10 @@ def test_report_compares_no_scores_of_different_reward_endpoints_or_sets(folder:
     assert "Steps before 2 had other reward endpoints or another held-out set: they are not compared." in text
 
 
-def test_report_has_the_error_and_size_of_the_first_set_among_several(folder: Path) -> None:
+def test_report_has_error_size_and_temperature_of_the_first_set_among_several(folder: Path) -> None:
     settings = folder / "settings.yaml"
-    settings.write_text(settings.read_text().replace("  sets: []", "  sets:\n  - {name: aime, data: a.jsonl}"))
+    sets = "  sets:\n  - {name: aime, data: a.jsonl, temperature: 0.6}"
+    settings.write_text(settings.read_text().replace("  sets: []", sets))
     metrics = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     lines = [{key.replace("held_out", "aime"): value for key, value in line.items()} for line in lines]
@@ -133,7 +136,7 @@ def test_report_has_the_error_and_size_of_the_first_set_among_several(folder: Pa
     lines[-1] |= {"eval/aime/reward_error": 0.25, "eval/aime/num_prompts": 30}
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = _text(_page(folder))
-    assert "temperature 1 0.500 ± 0.125 1.000 ± 0.250 +0.500" in text
+    assert "temperature 0.6 0.500 ± 0.125 1.000 ± 0.250 +0.500" in text  # its own, not the training's
     assert "30 held-out prompts; ± is one standard error over prompts." in text
 
 
@@ -183,6 +186,14 @@ def test_report_flags_a_staleness_above_what_was_allowed(folder: Path) -> None:
         db.execute("UPDATE trajectories SET staleness = 5 WHERE step = 3")
     db.close()
     assert '<div class="alarm"><small>largest staleness trained</small><b>5 (allowed 1)</b></div>' in _page(folder)
+
+
+def test_report_counts_no_trajectory_of_a_step_that_was_not_applied(folder: Path) -> None:
+    assert "trajectories trained 24" in _text(_page(folder))
+    with sqlite3.connect(folder / "ledger.sqlite") as db:
+        db.execute("UPDATE trajectories SET step = NULL, staleness = NULL WHERE step = 3")
+    db.close()
+    assert "trajectories trained 16" in _text(_page(folder))
 
 
 def test_report_of_an_empty_file_alone_says_what_is_missing(tmp_path: Path) -> None:
@@ -268,6 +279,16 @@ def test_comparison_has_the_scores_the_settings_that_differ_and_both_curves(
     assert "short 3 eval/held_out/reward 0.500 ± 0.500 1.000 ± 0.000 1.000 ± 0.000 3 1.000" in text
     assert "setting short longer run.max_steps 3 5 rollout.group_size 4 2 Curves" in text
     assert re.findall(r'"label":"(\w+)"', path.read_text())[:2] == ["short", "longer"]
+
+
+def test_comparison_of_runs_on_rows_has_their_held_out_losses_of_which_the_least_is_best(tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        (tmp_path / run).mkdir()
+        lines = [{"step": max(1, at), "eval/step": at, "eval/held_out/loss": 6.0 + at} for at in (0, 4)]
+        (tmp_path / run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_comparison([tmp_path / "a", tmp_path / "b"]).read_text(encoding="utf-8")
+    assert "a 4 eval/held_out/loss 6.000 10.000 6.000 0" in _text(page)
+    assert "<h3>Held-out loss</h3>" in page
 
 
 @pytest.mark.parametrize("since", ["eval/rewards_since", "eval/held_out/since"])

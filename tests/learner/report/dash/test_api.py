@@ -163,6 +163,9 @@ def test_prometheus_reads_the_newest_values_and_every_panel_of_grafana_has_a_met
     panels = json.loads((_ROOT / "deploy/configs/grafana.json").read_text())["panels"]
     wanted = {target["expr"].partition("{")[0] for panel in panels for target in panel["targets"]}
     assert wanted - known == set()
+    legends = {each["expr"].partition("{")[0]: each["legendFormat"] for panel in panels for each in panel["targets"]}
+    labels = {(f"sluice_{name}", label) for name, labels in map(metric_name, keys) for label in labels}
+    assert [each for each in labels if each[0] in legends and each[1] not in legends[each[0]]] == []
 
 
 def test_a_sample_has_the_learners_values_at_the_tokens_that_the_model_wrote(page: Page, folder: Path) -> None:

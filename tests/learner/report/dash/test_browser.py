@@ -133,6 +133,10 @@ def test_a_step_is_on_every_live_view_within_two_seconds(open_page: Any, runs: P
         page.get_by_text(text.format(step), exact=view != "#/run/going").first.wait_for(timeout=_LIVE_MS)
 
 
+def test_a_servers_share_is_of_as_many_trajectories_as_were_counted(open_page: Any) -> None:
+    open_page("#/run/one").get_by_text(f"of newest {8 * STEPS}", exact=True).wait_for()
+
+
 def test_the_list_is_renewed_under_ticks_and_keeps_ticks_and_focus(open_page: Any, runs: Path) -> None:
     page = open_page()
     for name in ("one", "going"):
