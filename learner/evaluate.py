@@ -7,9 +7,11 @@ servers; nothing is trained or saved. Exit status: as `sluice run`.
 import argparse
 import json
 import re
+import sqlite3
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -19,7 +21,7 @@ if __name__ == "__main__":
 from rich.console import Console
 from rich.table import Table
 
-from learner.disk.run_folder import MetricsReader
+from learner.disk.run_folder import LEDGER, MetricsReader, read_only_uri
 from learner.run.command import main as run
 from protocol.settings.evaluation import MAIN_SET
 from protocol.settings.section import LARGEST_COUNT
@@ -48,9 +50,13 @@ def main(arguments: Sequence[str]) -> int:
     of_config = ["--config", options.config] if options.config is not None else []
     if status := run([*of_config, *settings, *options_of(options, name)]):
         return status
-    scores = read_scores(Path(options.dir).expanduser() / name)
-    if not scores:
+    folder = Path(options.dir).expanduser() / name
+    line = newest_evaluation(folder)
+    if not (scores := scores_of(line)):
         return 0  # stopped, or --plan
+    if num_failed := line.get("eval/failed", 0):
+        most = most_frequent_failure(folder)
+        print(f"{num_failed:g} prompts failed and are in no score. Most frequent failure: {most}", file=sys.stderr)
     if options.json:
         print(json.dumps(scores))
     else:
@@ -113,15 +119,28 @@ def plain_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", text).lstrip("-_.")[:60] or "model"
 
 
-def read_scores(folder: Path) -> dict[str, dict[str, float]]:
-    """Return the scores of a run's newest evaluation, by set; {} when none has ended."""
-    scores: dict[str, dict[str, float]] = {}
+def newest_evaluation(folder: Path) -> dict[str, float]:
+    """Return the metrics line of a run's newest evaluation; {} when none has ended."""
     lines = [line for line in MetricsReader(folder / "metrics.jsonl").new_lines() if "eval/step" in line]
-    for key, value in lines[-1].items() if lines else ():
+    return lines[-1] if lines else {}
+
+
+def scores_of(line: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Return the scores of an evaluation's line, by set."""
+    scores: dict[str, dict[str, float]] = {}
+    for key, value in line.items():
         name, slash, figure = key.removeprefix(_PREFIX).partition("/")
         if key.startswith(_PREFIX) and slash:
             scores.setdefault(name, {})[figure] = value
     return scores
+
+
+def most_frequent_failure(folder: Path) -> str:
+    """Return what failed most samples of a run."""
+    query = "SELECT boundary || ': ' || detail FROM failures GROUP BY 1 ORDER BY COUNT(*) DESC"
+    with closing(sqlite3.connect(read_only_uri(folder / LEDGER), uri=True)) as db:
+        (failure,) = db.execute(query).fetchone() or ("unknown",)
+    return str(failure)
 
 
 def scores_table(scores: dict[str, dict[str, float]]) -> Table:

@@ -4,9 +4,12 @@ import json
 from argparse import Namespace
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from learner.evaluate import options_of, read_scores, scores_table
+from learner import evaluate
+from learner.evaluate import newest_evaluation, options_of, scores_of, scores_table
+from learner.ledger.ledger import Ledger
 from learner.plan.needs import needs_of
 from protocol.settings.loader import load_settings
 
@@ -57,7 +60,7 @@ def test_model_of_a_run_is_that_of_its_newest_checkpoint(tmp_path: Path) -> None
 def test_scores_are_read_by_set_and_shown_with_their_errors(tmp_path: Path) -> None:
     line = {"step": 0, "eval/step": 0, "eval/a/reward": 0.5, "eval/a/reward_error": 0.125, "eval/b/x/reward": 1.0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    scores = read_scores(tmp_path)
+    scores = scores_of(newest_evaluation(tmp_path))
     assert scores == {"a": {"reward": 0.5, "reward_error": 0.125}, "b": {"x/reward": 1.0}}
     console = Console(width=80)
     with console.capture() as shown:
@@ -67,4 +70,22 @@ def test_scores_are_read_by_set_and_shown_with_their_errors(tmp_path: Path) -> N
 
 
 def test_a_run_that_was_stopped_has_no_scores(tmp_path: Path) -> None:
-    assert read_scores(tmp_path) == {}
+    assert scores_of(newest_evaluation(tmp_path)) == {}
+
+
+def test_prompts_that_failed_are_said_with_the_most_frequent_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    line = {"step": 0, "eval/step": 0, "eval/failed": 2, "eval/held_out/reward": 0.5, "eval/held_out/num_prompts": 6}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    ledger = Ledger(folder / "ledger.sqlite")
+    for attempt, boundary in enumerate(("engine", "reward:mine", "reward:mine")):
+        ledger.add_failure("eval-0-a", 0, attempt, "s1", boundary, "HTTP 500")
+    ledger.close()
+    monkeypatch.setattr(evaluate, "run", lambda arguments: 0)  # the run has ended
+    assert evaluate.main(["m", "a.jsonl", "--name", "mine", "--dir", str(tmp_path), "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"held_out": {"reward": 0.5, "num_prompts": 6}}
+    assert said.err == "2 prompts failed and are in no score. Most frequent failure: reward:mine: HTTP 500\n"
