@@ -75,7 +75,7 @@ def _samples_of(body: RewardRequest) -> list[Sample]:
 
 
 def _reply(scores: list[Score]) -> RewardReply:
-    """Return the reply. Logs that are not in every sample are omitted, because the lists are aligned.
+    """Return the reply. The lists are aligned: a log has null for a sample without it.
 
     Raises: ScorerFailure when some samples have a score for filtering: their batch must not decide whether it counts.
     """
@@ -83,11 +83,11 @@ def _reply(scores: list[Score]) -> RewardReply:
     if 0 < len(filters) < len(scores):
         index = next(index for index, score in enumerate(scores) if score.score is None)
         raise ScorerFailure(index, "ValueError", "has no score, and others of the request have one: give all or none")
-    names = set(scores[0].logs).intersection(*(score.logs for score in scores)) if scores else set()
+    names = {name for score in scores for name in score.logs}
     return RewardReply(
         rewards=[score.reward for score in scores],
         scores=filters if scores and len(filters) == len(scores) else None,
-        extra_logs={name: [score.logs[name] for score in scores] for name in sorted(names)} or None,
+        extra_logs={name: [score.logs.get(name) for score in scores] for name in sorted(names)} or None,
     )
 
 

@@ -57,8 +57,8 @@ class RewardReply(BaseModel):
     rewards: list[float]  # one finite number for each query, in order
     # 0 to 1, one for each query, for filtering; null unless the scorer gave every sample a score
     scores: list[float] | None = None
-    # name of a curve -> a number for each query; null: no number exists for all samples
-    extra_logs: dict[str, list[float] | float] | None = None
+    # name of a curve -> a number for each query, null for one without it
+    extra_logs: dict[str, list[float | None] | float] | None = None
 
 
 class RetrieveRequest(BaseModel):
@@ -105,7 +105,8 @@ def read_scores(body: bytes, num_samples: int) -> tuple[SampleScore, ...]:
 
     rewards: {"rewards": [..]}, and for a single sample also {"rewards": x}, [x] and x.
     scores: as strict as rewards, because groups are filtered by them.
-    extra_logs: a number for each sample, or one for all; other values are ignored, since they affect no reward.
+    extra_logs: a number or null for each sample, or a number for all; other values are ignored, since they affect no
+    reward.
     Raises: BodyError naming the wrong field.
     """
     reply = _parse(body)
@@ -119,9 +120,11 @@ def read_scores(body: bytes, num_samples: int) -> tuple[SampleScore, ...]:
     named = fields.get("extra_logs")
     for name, values in named.items() if isinstance(named, dict) else ():
         with suppress(BodyError):
-            spread = values if isinstance(values, list) else [values] * num_samples
-            for log, value in zip(logs, check_numbers(spread, num_samples, name), strict=True):
-                log[name] = value
+            spread = _list(values if isinstance(values, list) else [values] * num_samples, name, num_samples, "sample")
+            numbers = [None if value is None else _number(value, name) for value in spread]
+            for log, number in zip(logs, numbers, strict=True):
+                if number is not None:
+                    log[name] = number
     return tuple(SampleScore(*parts) for parts in zip(rewards, scores, logs, strict=True))
 
 

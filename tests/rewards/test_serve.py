@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from protocol.http.bodies import read_scores
 from rewards.bundled import scorer_named
 from rewards.function_process import load_scorer
 from rewards.service import RewardService
@@ -101,7 +102,7 @@ def test_a_function_that_raises_gives_500_with_type_message_place_and_sample(tmp
         }
 
 
-def test_logs_of_some_samples_only_are_omitted_and_scores_of_some_refused(tmp_path: Path) -> None:
+def test_logs_of_some_samples_are_null_for_the_others_and_scores_of_some_refused(tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text(
         "from rewards.sample import Score\n"
         "def score(s):\n"
@@ -109,7 +110,9 @@ def test_logs_of_some_samples_only_are_omitted_and_scores_of_some_refused(tmp_pa
     )
     with serving(RewardService(load_scorer(str(tmp_path / "f.py")), "f.py").app()) as address:
         answer = httpx.post(address, json={"query": ["a", "b"], "labels": [1, 0]}, trust_env=False)
-        assert answer.json() == {"rewards": [1.0, 1.0], "scores": [0.5, 0.0], "extra_logs": {"all": [2.0, 2.0]}}
+        logs = {"all": [2.0, 2.0], "one": [3.0, None]}
+        assert answer.json() == {"rewards": [1.0, 1.0], "scores": [0.5, 0.0], "extra_logs": logs}
+        assert [score.logs for score in read_scores(answer.content, 2)] == [{"all": 2.0, "one": 3.0}, {"all": 2.0}]
         mixed = httpx.post(address, json={"query": ["a", "b"], "labels": [1, None]}, trust_env=False)
         assert (mixed.status_code, mixed.json()["sample"]) == (500, 1)
 

@@ -120,6 +120,7 @@ def test_reward_request_of_an_older_client_has_no_labels() -> None:
             (SampleScore(1.0, None, {"a": 3.0, "all": 5.0}), SampleScore(2.0, None, {"a": 4.0, "all": 5.0})),
         ),
         ({"rewards": [1, 2], "extra_logs": ["a"]}, (SampleScore(1.0), SampleScore(2.0))),
+        ({"rewards": [1, 2], "extra_logs": {"a": [None, 4]}}, (SampleScore(1.0), SampleScore(2.0, None, {"a": 4.0}))),
     ],
 )
 def test_scored_has_what_a_service_gave_besides_rewards(reply: Any, expected: tuple[SampleScore, ...]) -> None:
