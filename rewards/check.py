@@ -191,14 +191,14 @@ def read_samples(path: Path | None) -> Sequence[Probe]:
     if path is None:
         return BUILT_IN
     try:
-        row = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+        row = json.loads(path.read_text(encoding="utf-8-sig").partition("\n")[0])  # other separators may be in a text
         given = Probe(**{"response": " <answer>1</answer>", **row}, is_right="response" in row)
         if not isinstance(given.prompt, str) or not isinstance(given.response, str):
             raise ValueError("prompt and response must be text")
         if not isinstance(given.columns, dict):
             raise ValueError("columns must be an object")
         return given, Probe(given.prompt, " <answer>none</answer>", given.label, given.columns)
-    except (OSError, ValueError, IndexError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise OperatorError(
             f"rewards: --sample {path} is not a sample ({error}). Expected one line of JSON: "
             '{"prompt": "..", "response": "..", "label": ..}, and the row\'s other columns as "columns".'

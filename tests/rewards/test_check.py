@@ -190,6 +190,11 @@ def test_sample_of_the_users_is_sent_with_its_columns(server: ScriptedServer, tm
     assert first.headers["x-key"] == "v"
 
 
+def test_sample_is_the_first_line_of_a_file_of_rows(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('\ufeff{"prompt": "a\u2028b"}\r\n{"prompt": "c"}\n', encoding="utf-8")
+    assert read_samples(tmp_path / "rows.jsonl")[0].prompt == "a\u2028b"
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
