@@ -10,8 +10,10 @@ from typing import Any
 from protocol.settings.elsewhere import ALWAYS, JOINT, MISSING, Option, option_named, options_of
 
 NOT_SAID = (None, "null", "None", "")
+_TRUE = ("true", "1", "yes", "y", "t")  # of transformers' parser
 _PASSWORD = re.compile(r"//[^/@\s]+@")
 _SECRET = re.compile(r"\b(hf_|sk-|ghp_)\w{16,}")  # tokens of hubs and of model services
+_NAME_OF_SECRET = re.compile(r"(^|[._-])(api_?key|token|secret|password)$|(^|\.)key$|use_wandb", re.I)
 _WORDS = {
     "aggregate": {
         "token-mean": "token_mean",
@@ -63,7 +65,7 @@ class Draft:
         return default
 
     def is_on(self, name: str, default: bool = False) -> bool:
-        return self.text(name, str(default)).lower() == "true"
+        return self.text(name, str(default)).lower() in _TRUE
 
     def put(self, setting: str, value: Any, *names: str, why: str = "") -> None:
         """Write a setting. names: the options that it follows from; why: what differs."""
@@ -91,13 +93,16 @@ def draft_of(trainer: str, tables: Sequence[str], given: Iterable[tuple[str, str
             is_named_secret = re.search(r"key|token|secret|password", name, re.I) is not None and value != "True"
             draft.unknown.append(f"{name} {'***' if is_named_secret else mask_secrets(name, value)}")
             continue
-        if option.conversion == JOINT and is_variable(value):
+        if option.is_setting and option.conversion != "given" and is_variable(value):
             draft.missing[f"{name} {mask_secrets(name, value)}"] = (
                 f"The script does not say its value: set {option.setting}"
             )
             continue
         usual = option.name if option.is_setting and not option.name.endswith("*") else name
-        if option.setting != ALWAYS and usual in draft.asked and draft.asked[usual] != value:
+        before = draft.asked.get(usual, "null")
+        if value in NOT_SAID and before not in NOT_SAID:  # a file may have all names of an option
+            continue
+        if option.setting != ALWAYS and before not in (*NOT_SAID, value):
             again = f"It is given twice, and the last value counts: {mask_secrets(usual, value)}"
             draft.always[draft.label(usual)] = again
         draft.asked[usual] = value
@@ -190,8 +195,6 @@ def _place(draft: Draft, name: str, option: Option | None, value: str) -> None:
         draft.missing[draft.label(name)] = option.conversion
     elif value in NOT_SAID:
         draft.always[draft.label(name)] = "No value: the setting's default"
-    elif is_variable(value):
-        draft.missing[draft.label(name)] = f"The script does not say its value: set {option.setting}"
     else:
         _convert(draft, name, option, value)
 
@@ -208,8 +211,8 @@ def _convert(draft: Draft, name: str, option: Option, value: str) -> None:
         return
     elif kind == "never":
         converted = max(0, converted) if isinstance(converted, int) else converted
-    elif kind == "at_least_2":
-        converted, why = max(2, converted), "two are the least" if converted < 2 else ""
+    elif kind == "at_least_2" and isinstance(converted, int | float) and converted < 2:
+        converted, why = 2, "two are the least"
     elif kind == "name":
         converted = re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-._")[:180]
     elif kind == "targets":
@@ -223,7 +226,9 @@ def _convert(draft: Draft, name: str, option: Option, value: str) -> None:
         converted = map_of(value)
     elif kind == "text":
         converted = value
-    elif kind not in ("", "positive"):
+    elif kind == "given":
+        converted, why = True, "in the run folder"
+    elif kind not in ("", "positive", "at_least_2"):
         raise KeyError(kind)
     if converted is None:
         draft.missing[f"{name} {mask_secrets(name, value)}"] = f"{option.setting} has no such value"
@@ -244,6 +249,6 @@ def _put_engine_argument(draft: Draft, name: str, option: Option, key: str, valu
 
 def mask_secrets(name: str, value: str) -> str:
     """Return an option's value as it may be written: without keys, tokens, and passwords of URLs."""
-    if re.search(r"key$|token$|use_wandb", name) and "_key" not in name and value != "True":
+    if _NAME_OF_SECRET.search(name) and value != "True":
         return "***"
     return _SECRET.sub("***", _PASSWORD.sub("//***@", value))

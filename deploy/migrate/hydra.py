@@ -20,12 +20,20 @@ _FULLY_ASYNC = _OWN_GPUS | {
     "rollout.test_freq": "1",
 }
 _ONE_STEP_OFF = _OWN_GPUS | {"hybrid_engine": "False", "algorithm.rollout_correction.bypass_mode": "True"}
+_ENGINE = {  # of fine-tuning, where it differs from verl_rows.table, which is the older trainer's
+    "optim.lr": "1e-3",
+    "optim.betas": "0.9,0.999",
+    "optim.lr_warmup_steps_ratio": "0.0",
+    "optim.lr_scheduler_type": "constant",
+}
 _BUILT_IN: dict[str, dict[str, str]] = {  # verl's configurations, with what differs from verl.table
-    **{name: {} for name in ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine", "")},
+    **{name: {} for name in ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "")},
+    "sft_trainer_engine": _ENGINE,
     **dict.fromkeys(("fully_async_ppo_trainer", "fully_async_ppo_megatron_trainer"), _FULLY_ASYNC),
     **dict.fromkeys(("one_step_off_ppo_trainer", "one_step_off_ppo_megatron_trainer"), _ONE_STEP_OFF),
 }
 _OF_MODULE = {"fully_async": "fully_async_ppo_trainer", "one_step_off": "one_step_off_ppo_trainer"}
+_OF_MODULE[".sft_trainer"] = "sft_trainer_engine"
 _OWN_PART = re.compile(  # of the list of defaults in a copy of verl's configuration
     r"((\$\{model_engine\}|dp|megatron|veomni|torchtitan)_)?(actor|ref|critic|reward_(model|loop))"
     r"|legacy_(data|reward_impl)|reward(_manager|_model)?|rollout(_correction)?|hf_model|distillation|transfer_queue"
@@ -78,8 +86,8 @@ def configuration_in(
     for group, option in _entries(listed if "_self_" in listed else [*listed, "_self_"]):
         if option == "_self_":
             values |= flat_names(tree)
-        elif option in _BUILT_IN:
-            values |= _BUILT_IN[option]
+        elif option in _BUILT_IN or group == "optim@optim":
+            values |= _BUILT_IN.get(option, _ENGINE)
         elif not re.match(r"override |/?hydra", group):
             group, _, package = group.strip("/").partition("@")
             file = folder / group / f"{option}.yaml"

@@ -6,9 +6,11 @@ from typing import Any
 
 from deploy.migrate.convert import Draft
 from protocol.settings.evaluation import EvalSettings
+from protocol.settings.learner import LearnerSettings
 
 _FILE = re.compile(r"^[./~]|\.(jsonl|json|parquet|csv)$")
 _URL = "http://127.0.0.1:{}/score"
+MODEL = "reward model "  # before a name, among the sources of rewards
 
 
 def put_step(draft: Draft, prompts: int, size: int, samples: float, step: str, update: str, epochs: int = 1) -> None:
@@ -66,7 +68,7 @@ def put_no_evaluation(draft: Draft, *names: str) -> None:
 
 
 def put_rewards(draft: Draft, sources: Sequence[str], weights: Sequence[float], *names: str) -> None:
-    """Write rewards.endpoints. sources: URLs, or FILE.py[:NAME] with a function to serve."""
+    """Write rewards.endpoints. sources: URLs, FILE.py[:NAME] with a function to serve, or MODEL and a model's name."""
     endpoints: list[dict[str, Any]] = []
     for number, source in enumerate(sources):
         url = re.sub(r"//[^/@]+@", "//", source)
@@ -74,7 +76,9 @@ def put_rewards(draft: Draft, sources: Sequence[str], weights: Sequence[float], 
             draft.missing[f"password in {names[0]}"] = "Give it in the entry's headers_env"
         if not source.startswith("http"):
             url = _URL.format(9001 + number)
-            draft.steps.append(f"sluice serve-reward --function {source} --port {9001 + number}")
+            model = source.removeprefix(MODEL)
+            scorer = f"--function {source}" if model == source else f"--scorer reward_model --model {model}"
+            draft.steps.append(f"sluice serve-reward {scorer} --port {9001 + number}")
         endpoint = {"name": f"reward{number or ''}", "url": url}
         endpoints.append(endpoint | ({"weight": weights[number]} if len(weights) == len(sources) else {}))
     if endpoints:
@@ -92,6 +96,23 @@ def put_default_lack(draft: Draft, name: str, value: object, reason: str) -> Non
     """List another trainer's default that has no counterpart, where a command does not say the option."""
     if name not in draft.asked:
         draft.always[f"{draft.trainer}'s default of {name}, {value}"] = reason
+
+
+def put_no_warm_up(draft: Draft, *names: str) -> None:
+    """Remove the warm-up of transformers' schedule `constant`, which has none. names: its options."""
+    for name in names:
+        draft.read.add(name)
+        if name in draft.asked:
+            draft.always[draft.label(name)] = "The schedule constant has no warm-up there"
+    for setting in ("learner.lr_warmup_ratio", "learner.lr_warmup_steps"):
+        draft.settings.pop(setting, None)
+
+
+def put_kept_checkpoints(draft: Draft, name: str) -> None:
+    """List a trainer's default of the kept checkpoints, which is all of them."""
+    if draft.settings.get("learner.checkpoint_every_steps", (0, ""))[0]:
+        reason = f"{LearnerSettings().keep_checkpoints} are kept here: learner.keep_checkpoints takes a number"
+        put_default_lack(draft, name, "all", reason)
 
 
 def put_reward_model(draft: Draft, model: str, name: str) -> None:

@@ -23,13 +23,18 @@ def convert_rl(draft: Draft) -> None:
     _write_batches(draft)
     _write_lengths(draft)
     _write_algorithm(draft)
+    _write_schedule(draft)
     _write_placement(draft)
     _write_rewards(draft)
+    _write_critic(draft)
+    _write_template(draft)
     _write_data(draft, "data.prompt_dataset", "data.prompt_probs", "data.prompt_split")
     every = draft.number("eval.steps", -1)
     if "data.eval" in draft.settings and every > 0:
         draft.put("eval.samples", int(draft.number("eval.n_samples_per_prompt", 4)), "eval.n_samples_per_prompt")
-        draft.lack("eval.temperature", "Samples have rollout.temperature; eval.sets takes a temperature of its own")
+        reason = "Samples have rollout.temperature; eval.sets takes a temperature of its own"
+        draft.lack("eval.temperature", reason)
+        joint.put_default_lack(draft, "eval.temperature", 0.6, reason)
         joint.put_evaluated_rows(draft)
     _write_reports(draft, "ppo")
     draft.put("data.label_required", bool(draft.asked.get("data.label_key")), "data.label_key")
@@ -48,9 +53,51 @@ def convert_rows(draft: Draft, objective: str, lr: float, epochs: int, length: i
     for setting, (name, value) in defaults.items():
         if setting not in draft.settings:
             draft.put(setting, value, name)
+    _write_schedule(draft)
+    _write_template(draft, "User: {}\\nAssistant: " if objective in ("sft", "kto", "distill") else "")
     joint.put_whole_rows(draft, "data.max_len", length)
     _write_data(draft, "data.dataset", "data.dataset_probs", "data.dataset_split", "test" if is_dpo else "train")
     _write_reports(draft, _PROJECTS.get(objective, objective))
+
+
+def _write_schedule(draft: Draft) -> None:
+    """Write what transformers' schedules make of a warm-up and of the last learning rate."""
+    name, last = draft.text("actor.lr_scheduler", "cosine_with_min_lr"), "actor.min_lr_ratio"
+    if name == "constant":
+        joint.put_no_warm_up(draft, "actor.lr_warmup_ratio")
+    elif name in ("linear", "cosine"):
+        if last in draft.asked:
+            draft.always[draft.label(last)] = "cosine_with_min_lr alone reads it there"
+        draft.put("learner.min_lr_ratio", 0, "actor.lr_scheduler", why="it ends at 0 there")
+
+
+def _write_template(draft: Draft, default: str = "") -> None:
+    """Write the template of prompts, which a chat template replaces there. default: the command's own."""
+    name = "data.input_template"
+    if not draft.is_on("data.apply_chat_template"):
+        if default:
+            joint.put_default_lack(draft, name, f"'{default}'", "Write it into the rows' prompts")
+    elif name in draft.asked:
+        draft.settings.pop("data.template", None)
+        draft.missing.pop(draft.label(name), None)
+        draft.always[draft.label(name)] = "The chat template comes in its place there"
+
+
+def _write_critic(draft: Draft) -> None:
+    """Write the model that a critic begins with, and list its warm-up."""
+    warm_up, model = "critic.lr_warmup_ratio", draft.text("reward.model_name_or_path").partition(",")[0]
+    if draft.settings.get("learner.advantage", ("", ""))[0] != "gae":
+        draft.read.add(warm_up)
+        if warm_up in draft.asked:
+            draft.always[draft.label(warm_up)] = "There is no critic"
+        return
+    is_scored_by_it = not (draft.text("reward.remote_url") or draft.text("train.agent_func_path"))
+    if model and is_scored_by_it and "critic.model" not in draft.settings:
+        draft.put("critic.model", model, "reward.model_name_or_path", why="the critic begins as it there")
+    reason = "Set critic.lr_warmup_steps to this share of the run's steps"
+    if draft.number(warm_up, 0.03):
+        draft.lack(warm_up, reason)
+    joint.put_default_lack(draft, warm_up, 0.03, reason)
 
 
 def _write_distillation(draft: Draft) -> None:
@@ -163,10 +210,13 @@ def _write_placement(draft: Draft) -> None:
 
 def _write_rewards(draft: Draft) -> None:
     joint.put_rewards(draft, texts_of(draft.text("reward.remote_url")), (), "reward.remote_url")
-    if model := draft.text("reward.model_name_or_path"):
-        joint.put_reward_model(draft, model, "reward.model_name_or_path")
     if agent := draft.text("train.agent_func_path"):
         draft.put("rollout.environment", f"openrlhf_agent:{agent}", "train.agent_func_path")
+    if model := draft.text("reward.model_name_or_path"):
+        if {"rewards.endpoints", "rollout.environment"} & set(draft.settings):
+            draft.always[draft.label("reward.model_name_or_path")] = "Another source of rewards counts there"
+        else:
+            joint.put_reward_model(draft, model, "reward.model_name_or_path")
     joint.put_no_reward(draft)
 
 
@@ -196,5 +246,3 @@ def _write_reports(draft: Draft, program: str) -> None:
     if draft.text("logger.wandb.key"):
         draft.put("report.wandb_project", project, "logger.wandb.project")
         draft.always["logger.wandb.key ***"] = "Export WANDB_API_KEY, or run wandb login"
-    if draft.text("logger.tensorboard_dir"):
-        draft.put("report.tensorboard", True, "logger.tensorboard_dir", why="in the run folder")

@@ -1,7 +1,7 @@
 """TRL's configuration in a Python file: read by its syntax tree, never run."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protocol.errors import SettingsError
@@ -11,6 +11,8 @@ _ADAPTER |= {"lora_dropout": "lora_dropout", "modules_to_save": "lora_modules_to
 # Defaults of PEFT's LoraConfig, which are not those of TRL's command line.
 _PLAIN_ADAPTER = {"use_peft": "True", "lora_r": "8", "lora_alpha": "8", "lora_dropout": "0.0"}
 _OF_TRAINER = {"model": "model_name_or_path", "reward_funcs": "reward_funcs"}
+_CHANGES = {"map", "filter", "select", "take", "skip", "train_test_split", "rename_column", "rename_columns"}
+_CHANGES_IN_PLACE = ("append", "extend", "insert", "update", "setdefault")
 _OF_TRAINER |= {"environment_factory": "environment_factory", "tools": "tools", "rollout_func": "rollout_func"}
 
 
@@ -33,24 +35,45 @@ def configurations_in(text: str, path: str, known: Mapping[str, Any]) -> list[tu
         if name == "LoraConfig":
             around |= _PLAIN_ADAPTER | _keywords(call, values, _ADAPTER)
         elif name.endswith("Trainer"):
-            around |= _keywords(call, values, _OF_TRAINER)
-            around |= _data_of(call, values)
+            around |= _first(call, values, "model_name_or_path") | _keywords(call, values, _OF_TRAINER)
+            around |= _data_of(call, values, calls)
     rewards = [f"{path}:{name}" if name in functions else name for name in _names(around.get("reward_funcs", ""))]
     if rewards:
         around["reward_funcs"] = ",".join(rewards)
     found = [call for call in calls if _name_of(call).lower() in known]
-    return [(_name_of(call), around | _keywords(call, values) | _set_later(tree, call, values)) for call in found]
+    options = [_first(call, values, "output_dir") | _keywords(call, values) for call in found]
+    return [
+        (_name_of(call), around | given | _set_later(tree, call, values))
+        for call, given in zip(found, options, strict=True)
+    ]
 
 
 def _assignments(tree: ast.AST) -> dict[str, ast.expr]:
-    """Return the last value of each name, without those that are made of the name itself."""
+    """Return the value of each name that has only one, and the last one of names of configurations and trainers.
+
+    What a call makes of the name itself, such as dataset.map(..), does not count.
+    """
     values: dict[str, ast.expr] = {}
+    several: set[str] = set()
     for node in ast.walk(tree):
+        changed = node.target if isinstance(node, ast.AugAssign | ast.For) else None
         target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Subscript):
+            changed = target.value
+        elif isinstance(node, ast.Call) and _name_of(node) in _CHANGES_IN_PLACE:
+            changed = _owner_of(node)
+        if isinstance(changed, ast.Name):
+            several.add(changed.id)
         for name in target.elts if isinstance(target, ast.Tuple) else [target]:
-            if isinstance(node, ast.Assign) and isinstance(name, ast.Name) and not _uses(node.value, name.id):
-                values[name.id] = node.value
-    return values
+            if not isinstance(node, ast.Assign) or not isinstance(name, ast.Name):
+                continue
+            is_own = isinstance(node.value, ast.Call) and _name_of(node.value).endswith(("Config", "Trainer"))
+            if _uses(node.value, name.id) and isinstance(node.value, ast.Call | ast.Subscript):
+                continue
+            if not is_own and ast.dump(values.setdefault(name.id, node.value)) != ast.dump(node.value):
+                several.add(name.id)
+            values[name.id] = node.value
+    return {name: value for name, value in values.items() if name not in several}
 
 
 def _set_later(
@@ -89,6 +112,12 @@ def _keywords(call: ast.Call, values: Mapping[str, ast.expr], names: Mapping[str
     return {name: _text(value, values) for name, value in kept.items()}
 
 
+def _first(call: ast.Call, values: Mapping[str, ast.expr], name: str) -> dict[str, str]:
+    """Return a call's first value that has no keyword, by its name."""
+    is_said = bool(call.args) and ast.unparse(call.args[0]) != "..."
+    return {name: _text(call.args[0], values)} if is_said else {}
+
+
 def _text(node: ast.expr, values: Mapping[str, ast.expr], depth: int = 0) -> str:
     """Return an expression as the command line would have it; what only a run knows becomes ${EXPRESSION}."""
     if isinstance(node, ast.Name) and node.id in values and depth < 8:
@@ -97,7 +126,7 @@ def _text(node: ast.expr, values: Mapping[str, ast.expr], depth: int = 0) -> str
         return f"[{','.join(_text(each, values, depth) for each in node.elts)}]"
     if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
         pairs = zip(node.keys, node.values, strict=True)
-        return f"{{{', '.join(f'{ast.unparse(key or each)}: {_text(each, values, depth)!r}' for key, each in pairs)}}}"
+        return f"{{{', '.join(f'{ast.unparse(key or each)}: {_entry(each, values, depth)}' for key, each in pairs)}}}"
     if isinstance(node, ast.Call) and _name_of(node) == "from_pretrained" and node.args:
         return _text(node.args[0], values, depth)
     try:
@@ -108,23 +137,50 @@ def _text(node: ast.expr, values: Mapping[str, ast.expr], depth: int = 0) -> str
     return "null" if value is None else str(value)
 
 
-def _data_of(call: ast.Call, values: Mapping[str, ast.expr]) -> dict[str, str]:
-    """Return the data set of a trainer's train_dataset, where one call of load_dataset makes it."""
+def _entry(node: ast.expr, values: Mapping[str, ast.expr], depth: int) -> str:
+    """Return a map's value as Python writes it: numbers and truth values keep their kind."""
+    while isinstance(node, ast.Name) and node.id in values and depth < 8:
+        node, depth = values[node.id], depth + 1
+    text = _text(node, values, depth)
+    if isinstance(node, ast.Dict):
+        return text
+    try:
+        return repr(ast.literal_eval(node))
+    except ValueError:
+        return repr(text)
+
+
+def _data_of(call: ast.Call, values: Mapping[str, ast.expr], calls: Sequence[ast.Call]) -> dict[str, str]:
+    """Return the data set of a trainer's train_dataset, where one call of load_dataset makes it, and its changes.
+
+    calls: all of the file.
+    """
     node = next((word.value for word in call.keywords if word.arg == "train_dataset"), None)
+    part: ast.expr | None = None
+    names, changes = set[str](), set[str]()
     for _ in range(8):  # dataset = load_dataset(..); dataset = dataset.map(..)["train"]
         if isinstance(node, ast.Name) and node.id in values:
+            names.add(node.id)
             node = values[node.id]
         elif isinstance(node, ast.Call) and _name_of(node) == "load_dataset" and node.args:
             found = {"dataset_name": _text(node.args[0], values)}
             if len(node.args) > 1:
                 found["dataset_config"] = _text(node.args[1], values)
-            split = next((word.value for word in node.keywords if word.arg == "split"), None)
+            split = next((word.value for word in node.keywords if word.arg == "split"), part)
             split = split.elts[0] if isinstance(split, ast.List) and split.elts else split
+            changes |= {_name_of(each) for each in calls if names & {getattr(_owner_of(each), "id", "")}}
+            found |= {"dataset_changes": ",".join(sorted(changes & _CHANGES))} if changes & _CHANGES else {}
             return found | ({"dataset_train_split": _text(split, values)} if split is not None else {})
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            changes.add(node.func.attr)
             node = node.func.value
         elif isinstance(node, ast.Subscript):
+            part = node.slice if isinstance(node.slice, ast.Constant) else part
             node = node.value
         else:
             break
     return {"dataset_name": f"${{{ast.unparse(node)}}}"} if node is not None else {}
+
+
+def _owner_of(call: ast.Call) -> ast.expr | None:
+    return call.func.value if isinstance(call.func, ast.Attribute) else None

@@ -13,15 +13,21 @@ _ARRAY = re.compile(rf"{_BEGIN}(\w+)(\+?)=\(((?>{_TEXT}|\$\(\([^()]*\)\)|\$\([^(
 _QUOTED = re.compile(rf"{_BEGIN}\w+\+?=(?:{_TEXT})", re.M)
 _UNREAD_ARRAY = re.compile(rf"{_BEGIN}\w+\+?=\(")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.S)
-_PERHAPS = re.compile(r"(?:&&|\|\||^\s*[^\s()]+\))\s*([A-Za-z_]\w*)\+?=")  # a condition's, or a case's
+_PERHAPS = re.compile(r"(?:&&|\|\||^\s*[^\s()]+\))\s*(?:\{\s*)?([A-Za-z_]\w*)\+?=")  # a condition's, or a case's
 _SET_BY = re.compile(  # a command that reads, counts or removes a variable
-    r"\b(?:let|unset|read(?:\s+-\w+)*|printf\s+-v)\s+([A-Za-z_]\w*)"
+    r"\b(?:let|unset|(?:read|mapfile|readarray)(?:\s+-\w+)*|printf\s+-v)\s+([A-Za-z_]\w*)"
+    r"|^\s*(?:for|select)\s+([A-Za-z_]\w*)\s+in\b"
     r"|\(\(\s*([A-Za-z_]\w*)\s*(?:[-+*/]?=(?!=)|\+\+|--)"
 )
+_FUNCTION = re.compile(r"\s*(?:function\s+([\w-]+)\s*(?:\(\s*\))?|([\w-]+)\s*\(\s*\))\s*(?:\{(.*))?$")
+_SETS_DEFAULT = re.compile(r"\$\{(\w+):?=([^{}]*)\}")
+_SPEAKS = re.compile(r"\s*(?:echo|printf|pkill|pgrep)\s[^&|]*")  # a command that names another one
+_OPTION = re.compile(r"\s*(?:--\w|[+~]*\w+(?:\.[\w@/]+)+=|[\"']?\$)")
+_CUT = "\x01"  # place where a shell ends a command that its writer goes on with
 _PARTS = re.compile(r""";(?=(?:[^"']|"[^"]*"|'[^']*')*$)""")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\]|:?[-=]([^{}]*))?\}|(\w+))")
 _ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*](:\d+)?\}")
-_END = re.compile(r"(\||&|&&|;|\|\||\d?>.*|&>.*)$")
+_END = re.compile(r"(\|&?|&|&&|;|\|\||\d?>.*|&>.*)$")
 _OPERATORS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -31,32 +37,72 @@ _OPERATORS = {
 }
 
 
-def words_after(script: str, launcher: re.Pattern[str]) -> list[tuple[re.Match[str], str, list[str]]]:
-    """Return each command that a script starts: the launcher's match, the text before it and the words after it."""
-    lines = [line for line in script.splitlines() if not re.match(r"\s*#", line)]
-    text = re.sub(r"\\[ \t]*\n", " ", "\n".join(map(_without_remark, lines)))
+def words_after(script: str, launcher: re.Pattern[str]) -> list[tuple[re.Match[str], str, list[str], bool]]:
+    """Return each command that a script starts: the launcher's match, the text before it, the words after it, and
+    whether a shell ends it before the last of them.
+    """
+    text = _join_lines(script)
     for pattern in (_QUOTED, _ARRAY):
         text = pattern.sub(lambda match: match[0].replace("\n", " "), text)
-    values = {"HOME": "~", "PWD": "."}
-    found, depth = [], 0
+    values, outside = {"HOME": "~", "PWD": "."}, dict[str, str]()
+    functions: dict[str, dict[str, str]] = {}  # the variables that each one sets
+    found, depth, function = [], 0, ""
     for line in (part for whole in text.splitlines() for part in _PARTS.split(whole)):
         word = line.strip().partition(" ")[0]
         depth += (word in ("if", "case")) - (word in ("fi", "esac"))
+        if begun := _FUNCTION.match(line):
+            function, outside, line = begun[1] or begun[2], dict(values), begun[3] or ""
+        elif word == "}" and function:  # a definition runs nothing
+            functions[function] = {name: value for name, value in values.items() if outside.get(name) != value}
+            values, function = outside, ""
+        elif word in functions:
+            values |= {name: value if depth == 0 else f"${{{name}}}" for name, value in functions[word].items()}
         if _assign(line, values, is_sure=depth == 0):
             continue
         if not launcher.search(line):
-            names = [*_PERHAPS.findall(line), *(one or other for one, other in _SET_BY.findall(line))]
-            values |= {name: f"${{{name}}}" for name in names}
+            _note_commands(line, values, word, is_sure=depth == 0)
             line = expand(line, values)
-        if match := launcher.search(line):
-            found.append((match, line[: match.start()], list(_words(line[match.end() :], values))))
+        if (match := launcher.search(line)) and not _SPEAKS.fullmatch(line[: match.start()]):
+            words = _words(line[match.end() :], values)
+            head = expand(line[: match.end()], values)
+            match = launcher.search(head) or match
+            is_cut = _CUT in words[:-1]
+            found.append((match, head[: match.start()], [each for each in words if each != _CUT], is_cut))
     return found
+
+
+def _join_lines(script: str) -> str:
+    """Return a script without remarks and with each continued command in one line.
+
+    A remark, or a space behind the backslash, ends a command for a shell: _CUT is there, if more options follow.
+    """
+    lines: list[str] = []
+    is_cut = False
+    for line in script.splitlines():
+        is_continued = bool(lines) and lines[-1].endswith("\\")
+        if re.match(r"\s*#", line):
+            is_cut |= is_continued
+            continue
+        if is_cut and is_continued:
+            lines[-1] = lines[-1][:-1] + (f" {_CUT} \\" if _OPTION.match(line) else "")
+        code = _without_remark(line).rstrip()
+        is_cut = code.endswith("\\") and code != line
+        lines.append(code)
+    return re.sub(r"\\\n", " ", "\n".join(lines))
+
+
+def _note_commands(line: str, values: dict[str, str], word: str, *, is_sure: bool) -> None:
+    """Set or forget the variables that a command may set. word: the line's first one."""
+    names = [*_PERHAPS.findall(line), *("".join(groups) for groups in _SET_BY.findall(line))]
+    values |= {name: f"${{{name}}}" for name in names}
+    for name, default in _SETS_DEFAULT.findall(line) if word == ":" else ():
+        values.setdefault(name, expand(default, values).strip("\"'") if is_sure else f"${{{name}}}")
 
 
 def _assign(line: str, values: dict[str, str], *, is_sure: bool) -> bool:
     """Set the variables that a line sets; return whether it does nothing else. is_sure: it is in no branch."""
     if array := _ARRAY.fullmatch(line.rstrip()):
-        said = shlex.join(_words(array[3], values))
+        said = shlex.join(each for each in _words(array[3], values) if each != _CUT)
         given = [(array[1], array[2], f" {said}", said)]
     else:
         is_sure = is_sure and not _UNREAD_ARRAY.match(line)
@@ -69,6 +115,7 @@ def _assign(line: str, values: dict[str, str], *, is_sure: bool) -> bool:
         if is_more:
             values[name] = values.get(name, "") + (more if is_sure else f" ${{{name}+=..}}")
         else:
+            said = re.sub(rf"\$(?:\{{{name}(?:\[[@*]\])?\}}|{name}\b)", f"${{{name}+=..}}", said)  # it was not known
             values[name] = said if is_sure else f"${{{name}}}"  # a branch may not be taken
     return True
 
@@ -125,12 +172,18 @@ def _words(text: str, values: dict[str, str]) -> list[str]:
 def _split(text: str) -> list[str]:
     """Return the words of a line; a quote that began before the line ends it."""
     text = re.sub(r"\$\(\(.+?\)\)(?!\))|\$\([^()]*\)", lambda match: match[0].replace(" ", "\u00a0"), text)
+    text = re.sub(r"(?<![^\s=])\$'((?:[^'\\]|\\.)*)'", _without_escapes, text)
     for _ in range(3):
         try:
             return shlex.split(text)
         except ValueError:
             text = text[: max(text.rfind('"'), text.rfind("'"))]
     return text.split()
+
+
+def _without_escapes(match: re.Match[str]) -> str:
+    """Return the text of $'..' in plain quotes."""
+    return shlex.quote(match[1].encode("latin-1", "backslashreplace").decode("unicode_escape"))
 
 
 def _without_remark(line: str) -> str:

@@ -14,6 +14,7 @@ from deploy.migrate.hydra import configuration_in, overrides_in, resolve_names, 
 from deploy.migrate.python_calls import configurations_in
 from deploy.migrate.shell import words_after
 from protocol.errors import SettingsError
+from protocol.settings.elsewhere import Option, options_of
 
 Options = list[tuple[str, str]]  # (name, value), in the order of the command
 KNOWN = ("openrlhf.cli.train_ppo_ray", "verl.trainer.main_ppo", "trl grpo", "GRPOConfig(..)")
@@ -76,7 +77,12 @@ _LAUNCHER = re.compile(
     r"|\btrl\s+(?P<trl>sft|dpo|kto|grpo|rloo|reward)\b|-m\s+trl\.scripts\.(?P<module>\w+)"
     r"|(?:accelerate\s+launch|python3?|torchrun|uv\s+run)\b(?!.*\s-m\s)[^|;&]*?[\s/](?P<script>\w+)\.py\b"
 )
-_PROCESSES = re.compile(r"--(nproc[_-]per[_-]node|num_processes|num_gpus|nnodes|num_nodes|num_machines)[ =]+(\d+)")
+_PROCESSES = re.compile(
+    r"--(nproc[_-]per[_-]node|num[_-]processes|num_gpus|nnodes|num_nodes|num[_-]machines)[ =]+[\"']?([^\s\"']+)"
+)
+_SEVERAL_WORDS = re.compile(  # of which no option takes one as its value
+    r"\$\{\w+(?:\[[@*]\]|\+=\.\.)\}|\$\{?\w*(?:args|opts|options|flags|extra|params)\w*\}?", re.I
+)
 
 
 def commands_of(path: Path, trainer: str | None = None) -> list[Command]:
@@ -90,8 +96,13 @@ def commands_of(path: Path, trainer: str | None = None) -> list[Command]:
         if calls:
             return [Command(name, known[name.lower()], list(options.items())) for name, options in calls]
         text = ast.get_docstring(ast.parse(text)) or ""
-    found = (_of_words(match, before, words, path) for match, before, words in words_after(text, _LAUNCHER))
-    return [command for command in found if command]
+    found = []
+    for match, before, words, is_cut in words_after(text, _LAUNCHER):
+        if command := _of_words(match, before, words, path):
+            if is_cut:
+                command.lost["remark in the command"] = "A shell ends the command there; here all of it is converted"
+            found.append(command)
+    return found
 
 
 def options_in(words: Sequence[str]) -> Options:
@@ -111,7 +122,8 @@ def _of_words(match: re.Match[str], before: str, words: list[str], path: Path) -
     if name := match["openrlhf"]:
         form = _OPENRLHF.get(name.removesuffix("_ray"))
         launched = [] if form is _OPENRLHF["train_ppo"] else _processes(before)
-        return Command(name, form, launched + options_in(words)) if form else None
+        words, lost = _drop_lists(words)
+        return Command(name, form, launched + options_in(words), lost) if form else None
     if not match["verl"]:
         return _of_trl(match, before, words, path)
     values, lost = overrides_in(words, path.parent, match[0])
@@ -125,20 +137,40 @@ def _of_trl(match: re.Match[str], before: str, words: list[str], path: Path) -> 
     kinds = [kind for kind in TRL if name == kind or name.startswith(f"{kind}_")]
     if not kinds or re.search("online|diffusion", name):
         return None
-    given = dict(options_in(words))
+    form = TRL[max(kinds, key=len)]
+    words, lost = _drop_lists(words)
+    given = _fields(options_in(words), options_of(*form.tables))
     launcher = f"{before} {match[0]}"
     found = dict(re.findall(r"--(config_file)[ =](\S+)", launcher))
     if file := _beside(path, found.get("config_file", "")):
         values = tree_in(file)
         found |= {name: str(values[name]) for name in ("num_machines", "num_processes") if name in values}
     found |= dict(_processes(launcher))
-    lost = {"pictures": "Pictures are not there"} if "vlm" in name else {}
+    lost |= {"pictures": "Pictures are not there"} if "vlm" in name else {}
+    if match["script"] and name not in TRL:
+        lost[f"{name}.py"] = "What the program itself sets is not read: compare it"
     if name_of_values := given.pop("config", ""):
         if file := _beside(path, name_of_values):
             found |= _flat_values(tree_in(file))
         else:
             lost[f"--config {name_of_values}"] = "The file is not beside the script"
-    return Command(name, TRL[max(kinds, key=len)], list((found | given).items()), lost)
+    return Command(name, form, list((found | given).items()), lost)
+
+
+def _drop_lists(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return words without those that stand for several, which are returned with the reason."""
+    lost = {word: "Only a running shell knows these words" for word in words if _SEVERAL_WORDS.fullmatch(word)}
+    return [word for word in words if word not in lost], lost
+
+
+def _fields(given: Options, known: Mapping[str, Option]) -> dict[str, str]:
+    """Return options as transformers' parser names them: --no_bf16 or --no-bf16 is bf16 False."""
+    found: dict[str, str] = {}
+    for written, value in given:
+        name = written.replace("-", "_")
+        is_negated = name not in known and name.removeprefix("no_") in known
+        found[name.removeprefix("no_") if is_negated else name] = "False" if is_negated else value
+    return found
 
 
 def _beside(path: Path, name: str) -> Path | None:
@@ -147,11 +179,12 @@ def _beside(path: Path, name: str) -> Path | None:
     return next((file for file in files if name and file.is_file()), None)
 
 
-def _flat_values(values: Mapping[str, Any]) -> dict[str, str]:
+def _flat_values(values: dict[str, Any]) -> dict[str, str]:
     """Return the values of a file as TRL's command line has them."""
+    shown = values | ({"env": list(values["env"])} if isinstance(values.get("env"), dict) else {})  # it may hold keys
     return {
-        name: "null" if value is None else ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        for name, value in values.items()
+        str(name): "null" if value is None else ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in shown.items()
     }
 
 
@@ -175,7 +208,10 @@ def _form_of_rl(names: Iterable[str]) -> Form:
 
 def _processes(launcher: str) -> Options:
     """Return a launcher's numbers of machines, and of processes on all of them."""
-    given = {name.replace("-", "_"): int(value) for name, value in _PROCESSES.findall(launcher)}
+    said = {name.replace("-", "_"): value for name, value in _PROCESSES.findall(launcher)}
+    if unsaid := [value for value in said.values() if not value.isdecimal()]:
+        return [("num_processes", unsaid[0])]
+    given = {name: int(value) for name, value in said.items()}
     machines = next((given[name] for name in ("nnodes", "num_nodes", "num_machines") if name in given), None)
     of_each = given.get("nproc_per_node", given.get("num_gpus"))
     processes = given.get("num_processes", of_each * (machines or 1) if of_each else None)

@@ -26,6 +26,7 @@ def convert_rl(draft: Draft, *, is_rloo: bool = False, is_asynchronous: bool = F
     draft.put("rollout.group_size", size, "num_generations")
     _write_step(draft, size)
     _write_lengths(draft, 2048 if is_asynchronous else 512)
+    _write_router_loss(draft)
     if is_rloo:
         draft.put("learner.advantage", "rloo")
         draft.put("learner.loss", "ppo", why="ratios of tokens; there of whole answers, the same in a first update")
@@ -59,6 +60,8 @@ def convert_rows(draft: Draft, objective: str, lr: float, loss: str = "sigmoid")
     """Write the settings of a trainer on rows. lr: its default; loss: of preferences."""
     draft.put("objective", objective)
     joint.put_launched_ranks(draft, "num_machines", "num_processes")
+    if objective != "reward_model":
+        _write_router_loss(draft)
     rows = int(_micro_batches(draft) * draft.number("gradient_accumulation_steps", 1))
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")
     draft.put("learner.groups_per_step", rows, *names, why=f"{rows} rows")
@@ -69,15 +72,25 @@ def convert_rows(draft: Draft, objective: str, lr: float, loss: str = "sigmoid")
     if objective == "sft":
         reason = "Answers alone are trained; there every token of rows with messages"
         joint.put_default_lack(draft, "assistant_only_loss", False, reason)
-    kinds = texts_of(draft.text("loss_type", loss))
-    if objective == "dpo" and len(kinds) == 1 and kinds[0] in _PREFERENCES:
+    kinds = texts_of(draft.text("loss_type", "sigmoid" if loss == "cpo" else loss))
+    if loss == "cpo" and kinds != ["simpo"]:
+        reason = "CPO compares logprobs without a reference: of its losses there is simpo"
+        draft.read.add("loss_type")
+        draft.missing[draft.label("loss_type") if "loss_type" in draft.asked else "loss_type sigmoid"] = reason
+    elif objective == "dpo" and len(kinds) == 1 and kinds[0] in _PREFERENCES:
         draft.put("preference.loss", kinds[0].removesuffix("_norm"), "loss_type")
         draft.put("preference.average", kinds[0] in ("ipo", "sigmoid_norm"), "loss_type")
     elif kinds not in ([loss], ["nll"], ["kto"]):
         draft.lack("loss_type", "There is no such loss on rows")
-    if kinds == ["orpo"] and "beta" in draft.asked:
-        draft.put("preference.nll_coefficient", 1.0, why="as TRL's")
+    if loss == "cpo":
+        draft.put("preference.nll_coefficient", draft.number("cpo_alpha", 1.0), "cpo_alpha")
     _write_common(draft)
+
+
+def _write_router_loss(draft: Draft) -> None:
+    """List the default of the load-balancing loss, which only a mixture of experts has."""
+    reason = "Set learner.router_aux_loss for a mixture of experts"
+    joint.put_default_lack(draft, "router_aux_loss_coef", 0.001, reason)
 
 
 def _micro_batches(draft: Draft) -> float:
@@ -180,21 +193,21 @@ def _write_servers(draft: Draft, mode: str) -> None:
 
 
 def _write_rewards(draft: Draft) -> None:
-    functions, models = [], []
+    sources = [f"{joint.MODEL}{name}" for name in texts_of(draft.text("reward_model_name_or_path"))]
     for name in texts_of(draft.text("reward_funcs")):
+        module, _, function = name.rpartition(".")
         if ".py:" in name:
-            functions.append(name)
-        elif "/" in name:
-            models.append(name)
+            sources.append(name)
         else:
-            module, _, function = name.rpartition(".")
-            functions.append(f"{module or 'trl.rewards'}:{function}")
+            sources.append(f"{joint.MODEL}{name}" if "/" in name else f"{module or 'trl.rewards'}:{function}")
     weights = [
         float(each) for each in texts_of(draft.text("reward_weights")) if isinstance(value_of(each), int | float)
     ]
-    joint.put_rewards(draft, functions, weights, "reward_funcs", "reward_weights")
-    for model in models:
-        joint.put_reward_model(draft, model, "reward_funcs")
+    names = [name for name in ("reward_model_name_or_path", "reward_funcs") if name in draft.asked]
+    if len(sources) == 1 and sources[0].startswith(joint.MODEL):
+        joint.put_reward_model(draft, sources[0].removeprefix(joint.MODEL), names[0])
+    else:
+        joint.put_rewards(draft, sources, weights, *names, "reward_weights")
     joint.put_no_reward(draft)
     if "missing_eos_penalty" in draft.asked:
         draft.put("rewards.truncated", "penalise", "missing_eos_penalty")
@@ -206,8 +219,8 @@ def _write_common(draft: Draft) -> None:
     betas = [draft.number("adam_beta1", 0.9), draft.number("adam_beta2", 0.999)]
     draft.put("learner.betas", betas, "adam_beta1", "adam_beta2")
     options = _map_of(draft, "lr_scheduler_kwargs")
-    lowest = options.get("min_lr_rate", options.get("min_lr", 0) / (draft.settings["learner.lr"][0] or 1))
-    draft.put("learner.min_lr_ratio", lowest, "lr_scheduler_kwargs")
+    share = float(options.get("min_lr") or 0) / (float(draft.settings["learner.lr"][0]) or 1)
+    draft.put("learner.min_lr_ratio", float(options.get("min_lr_rate") or share), "lr_scheduler_kwargs")
     warm_up = draft.number("warmup_steps", 0)
     if warm_up >= 1:
         _put_steps(draft, "learner.lr_warmup_steps", warm_up, "warmup_steps")
@@ -215,6 +228,8 @@ def _write_common(draft: Draft) -> None:
             draft.always[draft.label("warmup_ratio")] = "The number of steps decides the warm-up"
     elif warm_up:
         draft.put("learner.lr_warmup_ratio", warm_up, "warmup_steps")
+    if draft.settings["learner.lr_schedule"][0] == "constant" and "with" not in draft.text("lr_scheduler_type"):
+        joint.put_no_warm_up(draft, "warmup_steps", "warmup_ratio")
     _write_model(draft)
     _write_data(draft)
     strategy, every = draft.text("save_strategy", "steps"), draft.number("save_steps", 500)
@@ -223,6 +238,7 @@ def _write_common(draft: Draft) -> None:
     _put_steps(
         draft, "learner.checkpoint_every_steps", every if strategy == "steps" else 0, "save_strategy", "save_steps"
     )
+    joint.put_kept_checkpoints(draft, "save_total_limit")
     for report in texts_of(draft.text("report_to", "none")):
         if report == "wandb":
             draft.put("report.wandb_project", "huggingface", "report_to", why="WANDB_PROJECT's default there")
@@ -271,8 +287,9 @@ def _write_data(draft: Draft) -> None:
     if draft.text("eval_strategy", "no") == "steps" and names:
         draft.put("data.eval", joint.data_path(names[0], held_out.partition("[")[0]), "dataset_test_split")
         _put_steps(draft, "eval.every_steps", every or draft.number("logging_steps", 10), "eval_steps")
-        if "objective" not in draft.settings and "num_generations_eval" in draft.asked:
-            draft.put("eval.samples", int(draft.number("num_generations_eval")), "num_generations_eval")
+        if "objective" not in draft.settings:
+            size = draft.number("num_generations_eval", draft.settings["rollout.group_size"][0])
+            draft.put("eval.samples", int(size), "num_generations_eval")
         draft.put("eval.before", draft.is_on("eval_on_start"), "eval_on_start")
         joint.put_evaluated_rows(draft)
     else:

@@ -76,6 +76,7 @@ def convert_rows(draft: Draft) -> None:
     _write_length(draft, 4)
     _write_data(draft)
     _write_reports(draft)
+    joint.put_kept_checkpoints(draft, "trainer.max_ckpt_to_keep")
 
 
 def _write_rl(draft: Draft) -> None:
@@ -93,6 +94,7 @@ def _write_rl(draft: Draft) -> None:
     _write_critic(draft)
     _write_data(draft)
     _write_reports(draft)
+    joint.put_kept_checkpoints(draft, "trainer.max_actor_ckpt_to_keep")
 
 
 def _write_warm_up(draft: Draft, steps: str, share: str, default: float = 0) -> None:
@@ -278,7 +280,9 @@ def _write_rewards(draft: Draft) -> None:
     elif draft.trainer == "verl":
         draft.steps.append("serve a reward: verl chooses a function by the column data_source (docs/do/rewards.md)")
     draft.read |= {"custom_reward_function.name", "reward_model.model.path"}
-    if draft.is_on("reward_model.enable"):
+    if draft.is_on("reward_model.enable") and "rewards.endpoints" in draft.settings:
+        draft.lack("reward_model.enable", "The function scores alone: it may call a service of the model")
+    elif draft.is_on("reward_model.enable"):
         joint.put_reward_model(draft, draft.text("reward_model.model.path", "MODEL"), "reward_model.model.path")
     elif "reward_model.model.path" in draft.asked:
         draft.always[draft.label("reward_model.model.path")] = "No reward model is on"
@@ -362,11 +366,10 @@ def _write_data(draft: Draft) -> None:
 
 
 def _write_reports(draft: Draft) -> None:
+    project = "gsm8k-sft" if "objective" in draft.settings else "verl_examples"
     for logger in texts_of(draft.text("trainer.logger", "console wandb")):
         if logger == "wandb":
-            draft.put(
-                "report.wandb_project", draft.text("trainer.project_name", "verl_examples"), "trainer.project_name"
-            )
+            draft.put("report.wandb_project", draft.text("trainer.project_name", project), "trainer.project_name")
         elif logger == "tensorboard":
             draft.put("report.tensorboard", True, "trainer.logger")
         elif logger not in ("console", "file"):

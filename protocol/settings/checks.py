@@ -252,6 +252,11 @@ def _in_shaping(settings: "Settings") -> Iterator[str]:
 def _in_steps(settings: "Settings") -> Iterator[str]:
     """Find groups that do not fit the ranks, the mini-batches or a message."""
     learner, rollout = settings.learner, settings.rollout
+    if (num_samples := learner.groups_per_step * rollout.group_size) > _MAX_STEP_SAMPLES:
+        yield (
+            f"learner.groups_per_step = {learner.groups_per_step} times rollout.group_size = {rollout.group_size} "
+            f"is {num_samples} samples in one step, at most {_MAX_STEP_SAMPLES}. Lower one of them."
+        )
     if learner.groups_per_step % learner.num_ranks:
         divisors = [n for n in range(1, learner.groups_per_step + 1) if learner.groups_per_step % n == 0]
         yield (
@@ -265,11 +270,6 @@ def _in_steps(settings: "Settings") -> Iterator[str]:
             f"learner.num_mini_batches = {learner.num_mini_batches} is more than "
             f"learner.groups_per_step = {learner.groups_per_step}: a mini-batch is made of whole groups. "
             "Lower the first or raise the second."
-        )
-    if (num_samples := learner.groups_per_step * rollout.group_size) > _MAX_STEP_SAMPLES:
-        yield (
-            f"learner.groups_per_step = {learner.groups_per_step} times rollout.group_size = {rollout.group_size} "
-            f"is {num_samples} samples in one step, at most {_MAX_STEP_SAMPLES}. Lower one of them."
         )
     if settings.objective == "policy_gradient" and rollout.max_response_tokens >= rollout.max_context_tokens:
         yield (

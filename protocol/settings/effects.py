@@ -181,6 +181,11 @@ _USES = (
         "rollout.environment is not tools. Set it, or remove the names.",
     ),
     _Use(
+        lambda settings: settings.rollout.environment.startswith("verl_tools:"),
+        ("tools.reward",),
+        "rollout.environment has no tools of verl. Set it to verl_tools:FILE.yaml, or remove the reward.",
+    ),
+    _Use(
         lambda settings: settings.rollout.environment not in ("single_turn", "search", "agents"),
         ("tools.http", "tools.mcp"),
         "rollout.environment calls no such tool. Set it to tools, or remove them.",
@@ -252,6 +257,12 @@ def describe_surprises(settings: "Settings") -> list[str]:
             f"learning rate ends at {num_steps / learner.lr_warmup_steps:.2g} of learner.lr."
         )
     surprises += _surprises_of_data(settings)
+    of_turns = ("rollout.max_turns", "rollout.max_observation_tokens", "retriever", "tools")
+    for name in of_turns if settings.rollout.environment == "single_turn" and not settings.is_of_rows else ():
+        surprises += [
+            f"{changed} = {_shown(value)} has no effect: rollout.environment = single_turn has one turn, without tools."
+            for changed, value in _changed(settings, name, bundle)
+        ]
     if learner.lr >= _LARGEST_LR:
         surprises.append(f"learner.lr = {learner.lr:g} ruins a model within a few steps. Usual are 1e-6 to 1e-4.")
     if (quantization := settings.rollout.engine_args.get("quantization")) is not None:

@@ -11,7 +11,16 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from protocol.settings.paths import CodeName
-from protocol.settings.section import Count, CountAboveZero, Fraction, Seconds, Section, StoreUrl, ZeroStage
+from protocol.settings.section import (
+    AnyValues,
+    Count,
+    CountAboveZero,
+    Fraction,
+    Seconds,
+    Section,
+    StoreUrl,
+    ZeroStage,
+)
 
 # Advantage: fewest samples of a prompt. These give each token of an answer the same advantage.
 ADVANTAGES_OF_GROUPS = {"grpo": 2, "dr_grpo": 2, "rloo": 2, "reinforce_pp_baseline": 2, "opo": 2}
@@ -283,7 +292,7 @@ class LearnerSettings(AlgorithmSettings):
         description="Longest wait of one rank for another that shows no progress: to meet, in a collective, "
         "or while rank 0 writes a checkpoint.",
     )
-    deepspeed: dict[str, Any] = Field({}, description="Merged into DeepSpeed's own configuration.")
+    deepspeed: AnyValues = Field({}, description="Merged into DeepSpeed's own configuration.")
 
     @model_validator(mode="after")
     def _check_offload(self) -> Self:

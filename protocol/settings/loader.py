@@ -117,6 +117,10 @@ class _OnCommandLine(Settings, BaseSettings):
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse takes -1e-3 for an option
+
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"argument (\S+): expected one argument", r"\1 has no value; give one after it", message)
         message = re.sub(r"unrecognized arguments: (.*)", r"\1 is not an option; write --SECTION.NAME VALUE", message)
@@ -238,7 +242,9 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        is_cleared = value == {} and key not in Settings.model_fields
+        is_merged = isinstance(old, dict) and isinstance(value, dict) and not is_cleared
+        merged[key] = _merge(dict(old or {}), value) if is_merged else value
     return merged
 
 

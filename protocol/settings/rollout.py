@@ -9,7 +9,7 @@ from pydantic import (
 )
 
 from protocol.settings.paths import FILE_ENVIRONMENTS, EnvironmentName
-from protocol.settings.section import Count, CountAboveZero, Fraction, Seconds, Section
+from protocol.settings.section import AnyValues, Count, CountAboveZero, Fraction, Seconds, Section
 
 # vLLM's name for logprobs of the sampled distribution, temperature included.
 LOGPROBS_MODE = "processed_logprobs"
@@ -37,7 +37,7 @@ class RolloutSettings(Section):
     tensor_parallel_size: CountAboveZero = Field(1, description="GPUs of one server.")
     group_size: CountAboveZero = Field(8, le=4096, description="Samples of one prompt.")
     environment: EnvironmentName = Field("single_turn", description=f"{ENVIRONMENT_FORMS}.")
-    chat_template_kwargs: dict[str, Any] = Field(
+    chat_template_kwargs: AnyValues = Field(
         {}, description='Variables of the model\'s chat template, such as {"enable_thinking": false}.'
     )
     max_turns: CountAboveZero = Field(
@@ -76,7 +76,7 @@ class RolloutSettings(Section):
         "first one is lost. False: the conversation restarts.",
     )
     start_timeout_s: Seconds = Field(600.0, description="Longest wait for the servers to start.")
-    engine_args: dict[str, Any] = Field({}, description="Further arguments of vLLM's AsyncEngineArgs.")
+    engine_args: AnyValues = Field({}, description="Further arguments of vLLM's AsyncEngineArgs.")
 
     @field_validator("engine_args")
     @classmethod

@@ -84,6 +84,24 @@ Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
+_NUMBER_AS_TEXT = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)e[-+]?\d+", re.I)
+
+
+def _without_number_texts(value: Any) -> Any:
+    """Raise ValueError for `reduce_bucket_size: 5e8` in a map of any values: YAML reads a text where no dot is."""
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        if isinstance(each, str) and _NUMBER_AS_TEXT.fullmatch(each):
+            number = repr(float(each))
+            written = number if "." in number else number.replace("e", ".0e")
+            raise ValueError(f"{each} is a text in YAML, which wants a dot in a number. Write {written}")
+        _without_number_texts(each)
+    return value
+
+
+# Settings of another program, whose names and types are not known here.
+AnyValues = Annotated[dict[str, Any], AfterValidator(_without_number_texts)]
+
+
 class Section(BaseModel):
     """A part of the settings: unknown keys are refused, nothing changes after loading."""
 

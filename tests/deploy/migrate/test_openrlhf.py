@@ -123,12 +123,14 @@ def test_file_without_a_command_is_refused(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_value_that_only_a_shell_knows_gives_no_endpoint(tmp_path: Path) -> None:
-    script = DOTTED.replace("--ds.packing_samples", '--reward.remote_url "$(cd .. && pwd)/reward.py"')
+    words = '--reward.remote_url "$(cd .. && pwd)/reward.py" --logger.tensorboard_dir "$(pwd)/../$X"'
+    script = DOTTED.replace("--ds.packing_samples", words)
     status, text = _migrate(tmp_path, script)
     assert status == 1
     assert "endpoints:" not in text
     assert "Still wrong" not in text
     assert "The script does not say its value: set rewards.endpoints" in text
+    assert "  tensorboard: true  # logger.tensorboard_dir ./../$X; in the run folder\n" in text
 
 
 @pytest.mark.parametrize(
@@ -208,3 +210,52 @@ def test_distillation_keeps_its_divergence_and_weights(tmp_path: Path, option: s
     assert (settings.distill.beta, settings.run.max_epochs) == (0, 1)
     assert (settings.distill.nll_coefficient, status) == (weight or 0, 0 if weight else 1)
     assert ("#   kd_coef 0: distill.nll_coefficient is beside the divergence" in text) == (weight is None)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ratio", "last"), [("constant", 0, 0.1), ("cosine", 0.03, 0), ("cosine_with_min_lr", 0.03, 0.1)]
+)
+def test_schedules_are_those_of_transformers(tmp_path: Path, schedule: str, ratio: float, last: float) -> None:
+    words = f"--actor.lr_scheduler {schedule} --actor.min_lr_ratio 0.1"
+    status, text = _migrate(tmp_path, DOTTED.replace("--ds.packing_samples", words))
+    learner = load_settings(tmp_path / "new.yaml", []).learner
+    assert (status, learner.lr_warmup_ratio, learner.min_lr_ratio) == (0, ratio, last)
+    assert ("#   actor.min_lr_ratio 0.1: cosine_with_min_lr alone reads it there\n" in text) == (last == 0)
+
+
+def test_the_critic_begins_as_the_reward_model(tmp_path: Path) -> None:
+    script = DOTTED.replace("--ds.packing_samples", "--reward.model_name_or_path /models/judge")
+    _, text = _migrate(tmp_path, script.replace("group_norm", "gae"))
+    assert load_settings(tmp_path / "new.yaml", []).critic.model == "/models/judge"
+    assert "#   OpenRLHF's default of critic.lr_warmup_ratio, 0.03: Set critic.lr_warmup_steps to this share" in text
+    other = script.replace("group_norm", "gae").replace("--actor.num", "--reward.remote_url http://h/score --actor.num")
+    _migrate(tmp_path, other)
+    assert load_settings(tmp_path / "new.yaml", []).critic.model == ""
+    text = _migrate(tmp_path, script.replace("--actor.num", "--critic.lr_warmup_ratio 0.1 --actor.num"))[1]
+    assert "#   critic.lr_warmup_ratio 0.1: There is no critic\n" in text
+
+
+def test_a_chat_template_comes_in_place_of_the_template_of_prompts(tmp_path: Path) -> None:
+    words = "--data.apply_chat_template --data.input_template 'Q: {}'"
+    _, text = _migrate(tmp_path, DOTTED.replace("--ds.packing_samples", words))
+    data = load_settings(tmp_path / "new.yaml", []).data
+    assert (data.template, data.apply_chat_template) == (None, True)
+    assert "#   data.input_template Q: {}: The chat template comes in its place there\n" in text
+    options = "--model.model_name_or_path /models/small --data.dataset rows.jsonl"
+    status, text = _migrate(tmp_path, f"deepspeed --module openrlhf.cli.train_sft {options}\n")
+    assert (status, "OpenRLHF's default of data.input_template, 'User: {}\\nAssistant: '" in text) == (0, True)
+    status, text = _migrate(tmp_path, f"deepspeed --module openrlhf.cli.train_sft {options} {words}\n")
+    assert (status, "#   data.apply_chat_template: Rows of text stay text: give messages" in text) == (1, True)
+    assert "#   data.input_template Q: {}: The chat template comes in its place there\n" in text
+
+
+def test_the_temperature_of_evaluations_is_listed_when_it_is_the_default(tmp_path: Path) -> None:
+    _, text = _migrate(tmp_path, DOTTED.replace("--ds.packing_samples", "--eval.dataset a.jsonl --eval.steps 5"))
+    assert "#   OpenRLHF's default of eval.temperature, 0.6: Samples have rollout.temperature" in text
+
+
+def test_a_reward_model_beside_an_address_is_not_started(tmp_path: Path) -> None:
+    words = "--reward.remote_url http://h/score --reward.model_name_or_path /models/judge"
+    _, text = _migrate(tmp_path, DOTTED.replace("--ds.packing_samples", words))
+    assert "sluice start" not in text
+    assert "#   reward.model_name_or_path /models/judge: Another source of rewards counts there\n" in text

@@ -193,6 +193,7 @@ def test_text_that_is_not_python_is_refused(tmp_path: Path, capsys: pytest.Captu
         ("--loss_type sapo", "loss_type sapo: learner.loss has no such name"),
         ("--zebra 1", "Unknown to sluice migrate:\n#   zebra 1"),
         ("--config gone.yaml", "--config gone.yaml: The file is not beside the script"),
+        ("; accelerate launch grpo_mine.py --beta 0.1", "grpo_mine: One command is converted"),
     ],
 )
 def test_what_is_lost_is_named(tmp_path: Path, options: str, sentence: str) -> None:
@@ -225,3 +226,130 @@ def test_command_without_a_reward_says_what_to_start(tmp_path: Path) -> None:
     sentence = "#   serve a reward: the command does not say one (docs/do/rewards.md)\n"
     assert sentence not in _migrate(tmp_path, GRPO)[1]
     assert sentence in _migrate(tmp_path, GRPO.replace("--reward_funcs accuracy_reward my.rewards.short", ""))[1]
+
+
+def _values(folder: Path, trainer: str, **values: object) -> tuple[int, str]:
+    """Migrate a file of a trainer's values; return the exit status and the settings file."""
+    given = {"model_name_or_path": "/models/small", "dataset_name": "rows.jsonl"} | values
+    return _migrate(folder, yaml.safe_dump(given), "values.yaml", "--trainer", trainer)
+
+
+@pytest.mark.parametrize("value", ["1", "yes", "True", "t"])
+def test_truth_values_are_those_of_transformers_parser(tmp_path: Path, value: str) -> None:
+    _migrate(tmp_path, GRPO.replace("--use_peft", f"--use_peft {value}"))
+    assert load_settings(tmp_path / "new.yaml", []).policy.lora.rank == 8
+
+
+@pytest.mark.parametrize("option", ["--no_gradient_checkpointing", "--no-gradient-checkpointing"])
+def test_negated_and_dashed_options_are_read(tmp_path: Path, option: str) -> None:
+    assert _migrate(tmp_path, GRPO.replace("--max_steps", f"{option} --max-steps"))[0] == 0
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.learner.gradient_checkpointing, settings.run.max_steps) == (False, 20)
+
+
+def test_maps_of_a_python_file_keep_the_kinds_of_their_values(tmp_path: Path) -> None:
+    maps = "chat_template_kwargs={'enable_thinking': thinks}, lr_scheduler_kwargs={'min_lr': 1e-7}, learning_rate=1e-6,"
+    text = PYTHON.replace("steps = 5", "steps = 5\nthinks = False").replace("seed=secret(),", maps)
+    _migrate(tmp_path, text, "train.py")
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert settings.rollout.chat_template_kwargs == {"enable_thinking": False}
+    assert settings.learner.min_lr_ratio == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("schedule", "ratio"), [("constant", 0), ("constant_with_warmup", 0.1), ("linear", 0.1)])
+def test_the_constant_schedule_has_no_warm_up(tmp_path: Path, schedule: str, ratio: float) -> None:
+    status, text = _values(tmp_path, "sft", lr_scheduler_type=schedule, warmup_ratio=0.1)
+    assert (status, load_settings(tmp_path / "new.yaml", []).learner.lr_warmup_ratio) == (0, ratio)
+    assert ("#   warmup_ratio 0.1: The schedule constant has no warm-up there\n" in text) == (ratio == 0)
+
+
+@pytest.mark.parametrize(("loss", "status"), [({}, 1), ({"loss_type": "hinge"}, 1), ({"loss_type": "simpo"}, 0)])
+def test_cpo_has_no_reference_and_trains_chosen_answers_too(
+    tmp_path: Path, loss: dict[str, object], status: int
+) -> None:
+    given, text = _values(tmp_path, "cpo", **loss)
+    assert (given, "CPO compares logprobs without a reference" in text) == (status, status == 1)
+    assert load_settings(tmp_path / "new.yaml", []).preference.nll_coefficient == 1.0
+    _values(tmp_path, "cpo", loss_type="simpo", cpo_alpha=0)
+    assert load_settings(tmp_path / "new.yaml", []).preference.nll_coefficient == 0
+
+
+def test_defaults_that_differ_are_written_or_listed(tmp_path: Path) -> None:
+    _, text = _values(tmp_path, "grpo", eval_strategy="steps", eval_steps=5, learning_rate="${LR}")
+    assert load_settings(tmp_path / "new.yaml", []).eval.samples == 8
+    assert "  lr: 1.0e-06  # TRL's default of learning_rate\n" in text
+    assert "#   learning_rate ${LR}: The script does not say its value: set learner.lr\n" in text
+    assert "#   TRL's default of router_aux_loss_coef, 0.001: Set learner.router_aux_loss for a mixture" in text
+    assert "#   TRL's default of save_total_limit, all: 2 are kept here: learner.keep_checkpoints takes" in text
+
+
+def test_a_reward_model_beside_functions_is_an_endpoint(tmp_path: Path) -> None:
+    words = "--reward_model_name_or_path judge --reward_weights 2 1 0.5 --reward_funcs"
+    _, text = _migrate(tmp_path, GRPO.replace("--reward_weights 1.0 0.5", "").replace("--reward_funcs", words))
+    assert [each.weight for each in load_settings(tmp_path / "new.yaml", []).rewards.endpoints] == [2, 1, 0.5]
+    assert "#   sluice serve-reward --scorer reward_model --model judge --port 9001\n" in text
+    _, text = _migrate(tmp_path, GRPO.replace("accuracy_reward my.rewards.short", "org/judge"))
+    assert "#   sluice start --reward-scorer reward_model:org/judge\n" in text
+    assert "endpoints:" not in text
+
+
+def test_do_eval_takes_no_evaluation_away(tmp_path: Path) -> None:
+    _migrate(tmp_path, GRPO.rstrip() + " --eval_strategy steps --eval_steps 5 --do_eval\n")
+    assert load_settings(tmp_path / "new.yaml", []).eval.every_steps == 5
+
+
+def test_values_without_a_keyword_are_read(tmp_path: Path) -> None:
+    text = PYTHON.replace('model="/models/small"', '"/models/small"').replace("GRPOConfig(", 'GRPOConfig("out", ')
+    _migrate(tmp_path, text, "train.py")
+    settings = load_settings(tmp_path / "new.yaml", [])
+    assert (settings.policy.model, settings.run.dir) == ("/models/small", "out")
+
+
+def test_values_of_variables_are_not_written(tmp_path: Path) -> None:
+    status, text = _values(tmp_path, "grpo", env={"WANDB_API_KEY": "s3cret", "WANDB_PROJECT": "mine"})
+    assert (status, "s3cret" in text) == (1, False)
+    assert "#   env WANDB_API_KEY,WANDB_PROJECT: Export these variables before the run\n" in text
+
+
+@pytest.mark.parametrize(
+    "change", ["if big:\n    steps = 500", "steps *= 2", "steps = steps * 2", "for steps in (1, 2):\n    pass"]
+)
+def test_a_name_with_several_values_is_not_said(tmp_path: Path, change: str) -> None:
+    status, text = _migrate(tmp_path, PYTHON.replace("steps = 5", f"steps = 5\n{change}"), "train.py")
+    assert (status, "max_steps:" in text) == (1, False)
+    assert "#   max_steps ${steps}: The script does not say its value: set run.max_steps\n" in text
+    text = PYTHON.replace("dtype = {", "dtype = {}\ndtype.update({").replace("float32}", "float32})")
+    _, text = _migrate(tmp_path, text, "train.py")
+    assert "#   model_init_kwargs ${dtype}: The script does not say its value" in text
+
+
+def test_the_part_and_the_changes_of_a_data_set_are_said(tmp_path: Path) -> None:
+    load = 'load_dataset("trl-lib/tldr", split=["train[:10%]", "test"])'
+    assert load in PYTHON
+    text = PYTHON.replace(f"dataset, _ = {load}", 'dataset = load_dataset("trl-lib/tldr")')
+    text = text.replace("train_dataset=dataset", 'train_dataset=dataset["train_prefs"]')
+    _, written = _migrate(tmp_path, text, "train.py")
+    assert load_settings(tmp_path / "new.yaml", []).data.train == "hf:trl-lib/tldr:train_prefs"
+    assert "#   dataset_changes map: The program changes its rows by these calls: write them into a file" in written
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"learning_rate": "fast"}, "an option of values.yaml takes numbers: could not convert string to float"),
+        ({"lr_scheduler_kwargs": {"min_lr": "low"}}, "could not convert string to float: 'low'"),
+        ({"save_total_limit": "all"}, "learner.keep_checkpoints = 'all' is wrong: expected a whole number"),
+    ],
+)
+def test_text_in_place_of_a_number_is_a_sentence(
+    tmp_path: Path, values: dict[str, object], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"model_name_or_path": "/models/small", "dataset_name": "rows.jsonl"} | values
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
+    assert run_verb(["migrate", str(tmp_path / "values.yaml"), "--trainer", "sft"]) in (1, 2)
+    assert sentence in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_program_of_ones_own_may_set_more(tmp_path: Path) -> None:
+    status, text = _migrate(tmp_path, GRPO.replace("trl/scripts/grpo.py", "mine/grpo_agent.py"))
+    assert (status, "#   grpo_agent.py: What the program itself sets is not read: compare it\n" in text) == (1, True)

@@ -336,3 +336,40 @@ def test_defaults_that_differ_are_said(tmp_path: Path) -> None:
     assert "  every_steps: 0  # Search-R1's default of trainer.test_freq; never; there once, before the first" in text
     _, text = migrate(tmp_path, VERL)
     assert "  max_epochs: 3  # trainer.total_epochs 3; there a pass leaves out the rows that do not fill a last" in text
+
+
+@pytest.mark.parametrize(
+    ("trainer", "schedule", "share", "betas"),
+    [("fsdp_sft_trainer", "cosine", 0.1, (0.9, 0.95)), ("sft_trainer", "constant", 0, (0.9, 0.999))],
+)
+def test_each_trainer_of_rows_has_its_own_defaults(
+    tmp_path: Path, trainer: str, schedule: str, share: float, betas: tuple[float, float]
+) -> None:
+    migrate(tmp_path, ROWS.replace("fsdp_sft_trainer", trainer))
+    learner = load_settings(tmp_path / "new.yaml", []).learner
+    assert (learner.lr_schedule, learner.lr_warmup_ratio, learner.betas, learner.lr) == (schedule, share, betas, 1e-4)
+    assert load_settings(tmp_path / "new.yaml", []).report.wandb_project == "gsm8k-sft"
+    parts = {"data": {"train_files": "a.csv"}, "trainer": {}, "model": {}}
+    copy = {"defaults": [{"optim@optim": "fsdp"}, "_self_"], **parts}
+    migrate(tmp_path, yaml.safe_dump(copy), "copy.yaml")
+    assert load_settings(tmp_path / "new.yaml", []).learner.lr_schedule == "constant"
+
+
+def test_the_name_of_an_option_that_says_something_counts(tmp_path: Path) -> None:
+    actor = {"optim": {"lr_scheduler_type": "cosine", "warmup_style": None}}
+    policy = {"actor": actor, "model": {"path": "/models/small"}}
+    values = {"actor_rollout_ref": policy, "data": {"train_files": "a.csv"}}
+    migrate(tmp_path, yaml.safe_dump(values), "config.yaml")
+    assert load_settings(tmp_path / "new.yaml", []).learner.lr_schedule == "cosine"
+
+
+def test_a_key_of_a_program_is_not_written(tmp_path: Path) -> None:
+    words = "+ray_kwargs.ray_init.runtime_env.env_vars.WANDB_API_KEY=s3cret"
+    assert "s3cret" not in migrate(tmp_path, VERL.replace("$more", f"$more {words}"))[1]
+
+
+def test_a_reward_model_behind_a_function_is_named(tmp_path: Path) -> None:
+    words = "custom_reward_function.path=f.py reward_model.enable=True reward_model.model.path=/models/judge"
+    status, text = migrate(tmp_path, VERL.replace("$more", f"$more {words}"))
+    assert (status, "sluice start" in text) == (1, False)
+    assert "#   reward_model.enable: The function scores alone: it may call a service of the model\n" in text

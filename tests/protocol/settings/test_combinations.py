@@ -79,6 +79,10 @@ def test_settings_that_go_together_are_accepted(sections: dict[str, Any]) -> Non
             {"run": {"max_steps": 100}, "learner": {"lr_warmup_steps": 400}},
             "learner.lr_warmup_steps = 400 is longer than the policy's 100 steps: its learning rate ends at 0.25",
         ),
+        (
+            {"rollout": {"max_turns": 8}},
+            "rollout.max_turns = 8 has no effect: rollout.environment = single_turn has one turn",
+        ),
         ({"data": {"eval": "a"}}, "data.eval is never evaluated: eval.every_steps is 0. Set it"),
         (
             {"objective": "sft", "learner": {"num_epochs": 3}},

@@ -103,6 +103,7 @@ def test_load_merges_a_map_option_into_the_file_s_map(tmp_path: Path) -> None:
     config = yaml_file(tmp_path, "rollout:\n  engine_args: {block_size: 1, max_num_seqs: 8}\n")
     settings = load_settings(config, ["--rollout.engine_args", '{"block_size": 2}'])
     assert settings.rollout.engine_args == {"block_size": 2, "max_num_seqs": 8}
+    assert load_settings(config, ["--rollout.engine_args", "{}"]).rollout.engine_args == {}
 
 
 def test_load_reads_null_as_not_set(tmp_path: Path) -> None:
