@@ -6,7 +6,7 @@ would be trained on that.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from protocol.errors import SettingsError
@@ -68,6 +68,30 @@ def render_prompt(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **optio
     asked = messages[:-1] if begun else messages
     text = render_chat(tokenizer, asked, tokenize=False, add_generation_prompt=True, **options)
     return f"{text}{begun or ''}"
+
+
+def strings_of(value: Any) -> Iterator[str]:
+    """Yield every text inside messages, keys included: a call's arguments have names."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from strings_of(key)
+            yield from strings_of(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from strings_of(part)
+
+
+def with_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """Return messages with `change` applied to every text."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {with_strings(key, change): with_strings(part, change) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_strings(part, change) for part in value]
+    return value
 
 
 def _with_arguments(message: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:

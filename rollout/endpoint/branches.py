@@ -118,6 +118,10 @@ class Branches:
 
         return max((branch for branch in self.branches if branch.last_sent), key=rank, default=None)
 
+    def has_turn(self, unit: Unit) -> bool:
+        """Return whether a message is a turn of the policy in one of the conversations."""
+        return any(branch.history[turn.num_units - 1] == unit for branch in self.branches for turn in branch.turns)
+
     def _without_stops(self, history: Sequence[Unit]) -> Sequence[Unit]:
         return [self.with_stop.get(unit, unit) for unit in history]
 
@@ -173,11 +177,12 @@ def _num_same(turns: Sequence[BranchTurn], wordings: Sequence[Wording]) -> int:
 
 
 def _has_no_other_text(history: Sequence[Unit], known: Sequence[Unit]) -> bool:
-    """Return whether two histories are equal but for texts that the agent left out of turns with calls."""
+    """Return whether two histories are equal but for what the agent left out: thoughts, and texts before calls."""
 
     def is_same(unit: Unit, answered: Unit) -> bool:
-        return unit == answered or (
-            unit == ("assistant", "", *unit[2:]) == ("assistant", "", *answered[2:]) and bool(unit[2])
-        )
+        (role, text, *calls), whole = unit, answered[1]
+        if role != "assistant" or (role, *calls) != (answered[0], *answered[2:]):
+            return unit == answered
+        return text in (whole, whole.rpartition("</think>")[2]) or (not text and any(calls))
 
     return len(history) == len(known) and all(map(is_same, history, known))

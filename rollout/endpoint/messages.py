@@ -1,7 +1,8 @@
 """Chat messages as agents send them: for the model's template, and for the comparison with earlier requests."""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from rollout.endpoint.requests import Refusal
 
 _ROLES = {"developer": "system", "function": "tool"}
 _KNOWN_ROLES = ("system", "user", "assistant", "tool")
+_CALL_ID = re.compile(r"call[a-z][0-9a-z]{2}\d\d")  # ids of `call_id`: all but the last two letters are the turn's
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,29 @@ class Message:
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]], field: str = "messages") -> list[Message]:
-    """Return an agent's messages. Raises: Refusal naming the first that a text model cannot read.
+    """Return an agent's messages, as `in_turns`. Raises: Refusal naming the first that a text model cannot read.
 
     field: the request's.
     """
-    return [_read_message(message, f"{field}[{place}]") for place, message in enumerate(messages)]
+    return in_turns(_read_message(message, f"{field}[{place}]") for place, message in enumerate(messages))
+
+
+def in_turns(messages: Iterable[Message]) -> list[Message]:
+    """Return the messages with a turn's calls in one message, and their results behind it in the order of the calls.
+
+    camel-ai sends each call with its result. Others send the results in the order in which their tools end.
+    """
+    together: list[Message] = []
+    results: list[Message] = []  # behind the last message of `together`
+    for message in messages:
+        if message.rendered["role"] == "tool":
+            results.append(message)
+        elif together and (turn := _join_calls(together[-1], message)) is not None:
+            together[-1] = turn
+        else:
+            together += [*_in_order(results, together[-1:]), message]
+            results = []
+    return [*together, *_in_order(results, together[-1:])]
 
 
 def read_content(content: Any, path: str) -> str:
@@ -62,7 +82,9 @@ def thought_of(text: str) -> str:
 
 def own_turn(content: str, calls: Sequence[tuple[str, Any]]) -> tuple[Any, ...]:
     """Return the `same_as` of the policy's own turn. calls: (name of the tool, arguments)."""
-    return ("assistant", "".join(content.split()), tuple((name, _comparable(arguments)) for name, arguments in calls))
+    # Some templates write the opening tag of a thought in front of the turn.
+    text = "".join(content.split()).removeprefix("<think>")
+    return ("assistant", text, tuple((name, _comparable(arguments)) for name, arguments in calls))
 
 
 def _read_message(message: Mapping[str, Any], path: str) -> Message:
@@ -72,21 +94,43 @@ def _read_message(message: Mapping[str, Any], path: str) -> Message:
         raise Refusal(400, f"{path}.role is {role!r:.80}, expected one of {', '.join(_KNOWN_ROLES)}", f"{path}.role")
     content = read_content(message.get("content"), f"{path}.content")
     thought = message.get("reasoning_content") or message.get("reasoning")
-    if role == "assistant" and thought and "<think>" not in content:
+    if role == "assistant" and thought and "</think>" not in content:
         content = thought_of(read_content(thought, f"{path}.reasoning_content")) + content
     rendered: dict[str, Any] = {"role": role, "content": content}
     for name in ("name", "tool_call_id"):
         if isinstance(value := message.get(name), str):
             rendered[name] = value
+    if message.get("role") == "tool" and "tool_call_id" not in rendered:
+        raise Refusal(400, f"{path} is the result of a tool without tool_call_id, the id of its call", path)
     if role != "assistant":
         return Message(rendered, (role, content, rendered.get("name")))
     # OpenAI's older form of one call.
     older = [{"function": message["function_call"]}] if message.get("function_call") else []
     calls = [_read_call(call, f"{path}.tool_calls") for call in message.get("tool_calls") or older]
-    if calls:
-        rendered["tool_calls"] = calls
-    functions = [call["function"] for call in calls]
-    return Message(rendered, own_turn(content, [(each["name"], each["arguments"]) for each in functions]))
+    return _turn({**rendered, "tool_calls": calls} if calls else rendered)
+
+
+def _turn(rendered: dict[str, Any]) -> Message:
+    functions = [call["function"] for call in rendered.get("tool_calls", ())]
+    calls = [(each["name"], each["arguments"]) for each in functions]
+    return Message(rendered, own_turn(rendered["content"], calls))
+
+
+def _join_calls(turn: Message, message: Message) -> Message | None:
+    """Return a turn with further calls of it, which have a message of their own; None: the message is no part of it."""
+    ids, more = turn.wording[1], message.wording[1]
+    if not ids or not more or message.rendered["content"] or not all(map(_CALL_ID.fullmatch, [*ids, *more])):
+        return None
+    if len({name[:-2] for name in [*ids, *more]}) > 1:
+        return None
+    calls = [*turn.rendered["tool_calls"], *message.rendered["tool_calls"]]
+    return _turn({**turn.rendered, "tool_calls": sorted(calls, key=lambda call: str(call["id"]))})
+
+
+def _in_order(results: Sequence[Message], turn: Sequence[Message]) -> list[Message]:
+    """Return results in the order of the turn's calls; others follow. turn: the message before them, if any."""
+    places = {name: place for message in turn for place, name in enumerate(message.wording[1])}
+    return sorted(results, key=lambda result: places.get(result.rendered.get("tool_call_id", ""), len(places)))
 
 
 def _read_call(call: Any, path: str) -> dict[str, Any]:
@@ -103,7 +147,7 @@ def _parse(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments if arguments is not None else {}
     try:
-        return json.loads(arguments)
+        return json.loads(arguments or "{}")
     except (ValueError, RecursionError):
         return arguments
 

@@ -1,8 +1,10 @@
-"""Users' agent programs, one call per sample, in threads of their own: a blocking program delays only itself."""
+"""Users' agent programs, one call per sample. A function that blocks delays only itself, a coroutine all the others."""
 
 import asyncio
 import inspect
 import math
+import os
+import re
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -14,6 +16,7 @@ from rollout.environments.agents import AgentProgram, AgentTask
 from rollout.episodes.conversation import AGENT
 
 _END_S = 5.0
+_KEY = re.compile(r"sluice-[\w-]{32}")  # a sample's key
 
 
 class AgentPrograms:
@@ -21,6 +24,7 @@ class AgentPrograms:
 
     def __init__(self, program: AgentProgram) -> None:
         self._program = program
+        self._environment = {*os.environ.items()}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="agents-programs", daemon=True)
         self._thread.start()
@@ -41,9 +45,10 @@ class AgentPrograms:
         """Return the program's reward. Raises: NeighbourError; CancelledError only when this task is cancelled."""
         contain_tasks()
         try:
-            if inspect.iscoroutinefunction(self._program):
-                return _reward(await self._program(task))
-            return _reward(await self._in_thread(task))
+            is_async = inspect.iscoroutinefunction(self._program)
+            returned = await (self._program(task) if is_async else self._in_thread(task))
+            self._check_environment()
+            return _reward(returned)
         except NeighbourError:
             raise
         except BaseException as error:  # a user's code may raise anything
@@ -51,6 +56,13 @@ class AgentPrograms:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
             raise _failure(error) from error
+
+    def _check_environment(self) -> None:
+        """Raise NeighbourError if a program put its sample's key into an environment variable of all samples here."""
+        for name, value in {*os.environ.items()} - self._environment:
+            if _KEY.fullmatch(value) and value not in name:
+                problem = f"a program set the environment variable {name}, which all samples read, to its sample's key"
+                raise NeighbourError(AGENT, f"{problem}. Give api_key and base_url to each client")
 
     async def _in_thread(self, task: AgentTask) -> Any:
         """Return a function's result. A thread that never ends does not keep the process alive."""

@@ -40,9 +40,11 @@ class Rendering:
         """
         # Encoding changes flags inside a tokenizer, and the engine's is used in another thread.
         self._tokenizer = own = copy.deepcopy(tokenizer)
-        self._calls = None
-        with suppress(SettingsError):  # agents without tools run with any model
+        self._calls, self._unreadable = None, ""  # reader of calls; reason without one: agents without tools need none
+        try:
             self._calls = choose_reader(call_format, own, template_kwargs, ends)
+        except SettingsError as error:
+            self._unreadable = str(error).removeprefix("settings: ")
         self._template_kwargs = dict(template_kwargs)
         self._ends = ends
         self._chat = ChatTokens(own, self._template_kwargs, ends)
@@ -65,7 +67,7 @@ class Rendering:
         """Return parse(*arguments): a request. Raises: Refusal, also for tools and variables without a use."""
         body, request = parse(*arguments)
         if request.may_call and self._calls is None:
-            problem = "the model's calls of tools cannot be read. Set tools.call_format"
+            problem = f"this model cannot call tools here: {self._unreadable}"
             raise Refusal(400, problem, "tools", "unsupported_value")
         if request.may_call:
             self._check_names(request)

@@ -149,14 +149,14 @@ def check_tool(tool: Mapping[str, Any], function: Any, path: str) -> None:
 def may_call(choice: Any, tools: Sequence[Any]) -> bool:
     """Return whether a turn's calls are read. A choice that would force a call leaves the policy free to write none.
 
-    Tokens that are forced are not sampled from the policy. Raises: Refusal for an unknown choice.
+    Tokens that are forced are not sampled from the policy. Raises: Refusal for another choice, such as allowed_tools.
     """
     if choice == "none" or not tools:
         return False
-    if choice in (None, "auto", "required") or isinstance(choice, dict):
+    if choice in (None, "auto", "required") or (isinstance(choice, dict) and choice.get("type") == "function"):
         return True
     problem = f"tool_choice = {choice!r:.80}, expected auto, none, required or a named tool"
-    raise Refusal(400, problem, "tool_choice", "unsupported_value")
+    raise Refusal(400, f"{problem}. Send the allowed tools alone", "tool_choice", "unsupported_value")
 
 
 def _other_distribution(name: str, value: Any, drawn: str) -> Refusal:

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from protocol.http.bodies import read_request
-from rollout.endpoint.messages import Message, read_content, read_messages, thought_of
+from rollout.endpoint.messages import Message, in_turns, read_content, read_messages, thought_of
 from rollout.endpoint.requests import Refusal, SessionSampling, TurnBody, check_others, check_tool, may_call
-from rollout.endpoint.turns import TurnReply, TurnRequest, call_id
+from rollout.endpoint.turns import TurnReply, TurnRequest
 
 _Items = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=10_000)]
 
@@ -62,7 +62,7 @@ def read_responses(raw: bytes, sampling: SessionSampling, histories: Histories) 
     instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     tools = [_read_tool(tool, f"tools[{place}]") for place, tool in enumerate(body.tools or [])]
     request = TurnRequest(
-        messages=[*read_messages(instructions), *histories.up_to(body.previous_response_id), *new],
+        messages=in_turns([*read_messages(instructions), *histories.up_to(body.previous_response_id), *new]),
         tools=tools,
         template_kwargs=body.chat_template_kwargs or {},
         may_call=may_call(body.tool_choice, tools),
@@ -110,7 +110,7 @@ def _messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             messages.append({"role": "assistant", "content": content})
             thought = ""
         elif kind == "function_call":
-            turn = _turn_of_call(messages, str(item.get("call_id")))
+            turn = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
             if thought or turn is None:
                 messages.append(turn := {"role": "assistant", "content": thought})
                 thought = ""
@@ -124,16 +124,6 @@ def _messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     if thought:
         messages.append({"role": "assistant", "content": thought})
     return messages
-
-
-def _turn_of_call(messages: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    """Return the assistant's message that a call belongs to; None: a new one. Results may stand between its calls."""
-    behind = [message for message in messages if message["role"] != "tool"][-1:]
-    if not behind or behind[0]["role"] != "assistant":
-        return None
-    calls = behind[0].get("tool_calls", ())
-    is_of_turn = any(name[:-2] == str(call["id"])[:-2] for call in calls) and len(name) == len(call_id(0, 0))
-    return behind[0] if messages[-1] is behind[0] or is_of_turn else None
 
 
 def _read_tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -180,7 +170,7 @@ def _response(reply: TurnReply, body: ResponsesBody) -> dict[str, Any]:
         "top_p": None,
         "usage": {
             "input_tokens": before,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": text.num_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": before + text.num_tokens,

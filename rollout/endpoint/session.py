@@ -168,6 +168,11 @@ class AgentSession:
             problem = "does not continue this session's conversation, and agents.trained_conversation = only"
             raise Refusal(400, f"the request {problem}: send earlier turns as they were answered", "messages")
         last = branch.turns[-1] if branch.turns else None
+        ending = request.history[-1]
+        is_begun = place.new_from < len(request.messages) and ending[0] == "assistant"
+        if is_begun and (last is not None or self._branches.has_turn(ending)):
+            problem = "the messages end with an assistant's message that is not this conversation's last turn"
+            raise Refusal(400, f"{problem}: the policy cannot continue it. End with a user's or a tool's", "messages")
         written_ids = dict(self._written_ids)
         tokens = await self._rendering.run(self._rendering.tokens, request, place.new_from, last, written_ids)
         try:
@@ -205,7 +210,7 @@ class AgentSession:
     def _result(self, reward: RewardBody | None) -> AgentResult:
         branch = self._branches.branch_to_train(self.settings.trained_conversation)
         if branch is None or branch.conversation is None:
-            raise NeighbourError(AGENT, "ended without a turn of the policy")
+            raise NeighbourError(AGENT, "ended without a turn of the policy: no request with its key was answered")
         conversation = branch.conversation
         # The agent never got later turns: its reward does not apply to them.
         transcript = conversation.transcript = conversation.transcript.up_to(branch.num_sent_turns)

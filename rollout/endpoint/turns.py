@@ -13,9 +13,13 @@ _DIGITS = string.digits + string.ascii_lowercase
 
 
 def call_id(turn: int, place: int) -> str:
-    """Return the id of a turn's call: 9 letters, as Mistral's templates need; the first 7 are the turn's."""
-    digits = "".join(_DIGITS[turn // len(_DIGITS) ** power % len(_DIGITS)] for power in (2, 1, 0))
-    return f"call{digits}{place % 100:02d}"
+    """Return the id of a turn's call: 9 letters, as Mistral's templates need; the first 7 are the turn's.
+
+    The fifth is no digit: an example in an agent's prompt may have ids such as call00001.
+    """
+    first, second, third = (turn // len(_DIGITS) ** power for power in (2, 1, 0))
+    letters = f"{string.ascii_lowercase[first % 26]}{_DIGITS[second % 36]}{_DIGITS[third % 36]}"
+    return f"call{letters}{place % 100:02d}"
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,22 @@ class TurnRequest:
         return json.dumps([self.tools, self.template_kwargs], sort_keys=True)
 
     def as_rendered(self, new_from: int, written_ids: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return the messages from `new_from` on for the template. written_ids: ids of calls -> as the policy wrote."""
+        """Return the messages from `new_from` on for the template: results have the names of their tools.
+
+        written_ids: ids of calls -> as the policy wrote.
+        """
+        calls = [call for message in self.messages for call in message.rendered.get("tool_calls", ())]
+        names = {call["id"]: call["function"]["name"] for call in calls if call["id"]}
 
         def with_written_id(each: dict[str, Any], key: str) -> dict[str, Any]:
             return {**each, key: written_ids[each[key]]} if each.get(key) in written_ids else each
 
-        messages = [with_written_id(message.rendered, "tool_call_id") for message in self.messages[new_from:]]
+        def with_name(each: dict[str, Any]) -> dict[str, Any]:
+            return {"name": names[each["tool_call_id"]], **each} if each.get("tool_call_id") in names else each
+
+        messages = [
+            with_written_id(with_name(message.rendered), "tool_call_id") for message in self.messages[new_from:]
+        ]
         return [
             {**each, "tool_calls": [with_written_id(call, "id") for call in each["tool_calls"]]}
             if "tool_calls" in each

@@ -11,13 +11,22 @@ Only trusted text makes control tokens. In untrusted text their names stay lette
 without the beginning of one at its end, has the tokenizer's own tokens.
 """
 
+import os.path
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from protocol.errors import NeighbourError
-from protocol.message_texts import ContentError, check_template_kwargs, render_chat, render_prompt, with_texts
+from protocol.message_texts import (
+    ContentError,
+    check_template_kwargs,
+    render_chat,
+    render_prompt,
+    strings_of,
+    with_strings,
+    with_texts,
+)
 from protocol.one_line import one_line
 from rollout.environments.base import Chat, Messages, Observation, Prompt, RenderedText
 from rollout.environments.guard import ENVIRONMENT
@@ -25,12 +34,10 @@ from rollout.environments.guard import ENVIRONMENT
 PROMPT = "prompt"
 # Characters of Unicode's private use. One that no message contains marks the place where a name is cut.
 _MARKS = [chr(code) for code in range(0xE000, 0xF8FF)]
-
+_WORD = "zebra"  # content of messages that show whether the template writes them
 _ENDLESS = "its messages hold endlessly nested lists or objects"
 # Tokens left free when a reply is cut, by attempt.
 _SPARES = (0, 4, 16, 64)
-
-
 # Letters that no tokenizer's normalisation changes, except for case and white space.
 _ASCII = re.compile(r"[\t\n\r -~]*")
 # Signs of a space in the pieces of many tokenizers.
@@ -45,15 +52,15 @@ class ChatTokens:
     ) -> None:
         """tokenizer: the model's Hugging Face tokenizer. template_kwargs: rollout.chat_template_kwargs.
 
-        ends: as in `control_tokens`.
-
-        Raises: SettingsError for variables that the chat template does not read.
+        ends: as in `control_tokens`. Raises: SettingsError for variables that the chat template does not read.
         """
         self._tokenizer = tokenizer
         self._template_kwargs = dict(template_kwargs or {})
         check_template_kwargs(tokenizer, self._template_kwargs)
         self._names = ControlNames(tokenizer, lambda text: self._encode(text, PROMPT), ends)
         self._control = self._names.ids
+        # Whether the template omits messages, by boundary, calls in front of them, and roles.
+        self._omitted: dict[tuple[str, bool, tuple[str, ...]], bool] = {}
 
     def prompt(self, prompt: Prompt) -> list[int]:
         """Return a prompt's tokens: of a text by the tokenizer's defaults, of messages by the model's template.
@@ -75,7 +82,9 @@ class ChatTokens:
         chat = prompt if isinstance(prompt, Chat) else Chat(prompt, [])
         chat = Chat(_with_texts(chat.messages, PROMPT), chat.tools)
         try:
-            if any(self._names.occur_in(text) for text in _strings([chat.messages, chat.tools])):
+            has_names = any(self._names.occur_in(text) for text in strings_of([chat.messages, chat.tools]))
+            self._check_written([], chat.messages, chat.tools, PROMPT)
+            if has_names:
                 return self._prompt_with_names(chat)
             return self._encode(self._render(chat, PROMPT), PROMPT)
         except RecursionError:
@@ -117,18 +126,49 @@ class ChatTokens:
 
     def _encode_reply(self, messages: Messages, tools: list[dict[str, Any]], last_token: int) -> list[int]:
         """Return the tokens that the template writes between a turn of the assistant and the next one."""
-        strings = list(_strings([messages, tools]))
+        strings = list(strings_of([messages, tools]))
         turn_mark, name_mark = _marks_outside(strings, ENVIRONMENT)
         if any(self._names.occur_in(text) for text in strings):
             messages, tools = self._with_cut_strings([messages, tools], strings, name_mark, ENVIRONMENT)
-        before: Messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": turn_mark}]
-        rendered = self._render(Chat(before + messages, tools), ENVIRONMENT)
-        _, found, behind = rendered.partition(turn_mark)
-        if not found or turn_mark in behind:
-            raise NeighbourError(ENVIRONMENT, "the model's chat template does not render a turn once and unchanged")
+        behind = self._behind(turn_mark, messages, tools)
         if last_token in self._control:  # the policy ended its turn itself
             behind = self._names.without_ending(behind, last_token)
         return self._in_pieces(behind.split(name_mark), ENVIRONMENT)
+
+    def _behind(self, mark: str, messages: Messages, tools: list[dict[str, Any]]) -> str:
+        """Return the text that the template writes with these messages behind a turn. mark: stands for the turn."""
+        asked: dict[str, Any] = {"role": "user", "content": "?"}
+        turns = [asked, {"role": "assistant", "content": mark}]
+        calls = [_call_of(message) for message in messages if message["role"] == "tool"]
+        if not calls or not self._omits(turns, messages, tools, ENVIRONMENT):
+            _, found, behind = self._render(Chat(turns + messages, tools), ENVIRONMENT).partition(mark)
+            if not found or mark in behind:
+                raise NeighbourError(ENVIRONMENT, "the model's chat template does not render a turn once and unchanged")
+            self._check_written(turns, messages, tools, ENVIRONMENT)
+            return behind
+        # Gemma 4's writes results behind their calls only, in the same turn.
+        turns = [asked, {"role": "assistant", "content": "", "tool_calls": calls}]
+        self._check_written(turns, messages, tools, ENVIRONMENT)
+        without, whole = (self._render(Chat(turns + more, tools), ENVIRONMENT) for more in ([], messages))
+        common = os.path.commonprefix([without, whole])  # noqa: RUF071  texts, not paths
+        return self._names.ending_of(common) + whole[len(common) :]
+
+    def _check_written(self, turns: Messages, messages: Messages, tools: list[dict[str, Any]], boundary: str) -> None:
+        """Raise NeighbourError for messages that the template omits."""
+        if self._omits(turns, messages, tools, boundary):
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise NeighbourError(boundary, f"the model's chat template omits one of the messages: {roles[:200]}")
+
+    def _omits(self, turns: Messages, messages: Messages, tools: list[dict[str, Any]], boundary: str) -> bool:
+        """Return whether the template omits one of the messages, or moves it in front of the turns before them."""
+        roles = tuple(str(message["role"]) for message in messages)
+        has_calls = bool(turns and turns[-1].get("tool_calls"))
+        if (key := (boundary, has_calls, roles)) not in self._omitted:
+            words = [each if each["role"] == "assistant" else {**each, "content": _WORD} for each in messages]
+            text = self._render(Chat(turns + words, tools), boundary)
+            behind = text.partition(turns[-1]["content"])[2] if turns and not has_calls else text
+            self._omitted[key] = behind.count(_WORD) < len(roles) - roles.count("assistant")
+        return self._omitted[key]
 
     def observation(self, observation: Observation, max_tokens: int) -> tuple[list[int], bool]:
         """Return an observation's tokens, and whether the end of its body was cut to fit into max_tokens.
@@ -170,7 +210,7 @@ class ChatTokens:
         A mark cuts each name in two before rendering. The rendered text is encoded in pieces between the marks. So only
         the template's own names are whole.
         """
-        strings = list(_strings([chat.messages, chat.tools]))
+        strings = list(strings_of([chat.messages, chat.tools]))
         mark, _ = _marks_outside(strings, PROMPT)
         marked = Chat(*self._with_cut_strings([chat.messages, chat.tools], strings, mark, PROMPT))
         return self._in_pieces(self._render(marked, PROMPT).split(mark), PROMPT)
@@ -180,7 +220,7 @@ class ChatTokens:
         cut = {text: self._names.cut(text, mark) for text in strings}
         if any(not self._control.isdisjoint(self._in_pieces(text.split(mark), boundary)) for text in cut.values()):
             raise NeighbourError(boundary, "a message holds the name of a control token that cannot be cut")
-        return _with_strings(value, cut.__getitem__)
+        return with_strings(value, cut.__getitem__)
 
     def _in_pieces(self, pieces: Sequence[str], boundary: str) -> list[int]:
         """Return the tokens of the pieces, each encoded alone."""
@@ -215,6 +255,12 @@ def _with_texts(messages: Messages, boundary: str) -> Messages:
         raise NeighbourError(boundary, str(error)) from None
 
 
+def _call_of(result: dict[str, Any]) -> dict[str, Any]:
+    """Return the call that a result answers, without its arguments."""
+    function: dict[str, Any] = {"name": result.get("name") or "unknown", "arguments": {}}
+    return {"id": result.get("tool_call_id") or "", "type": "function", "function": function}
+
+
 def _content(message: dict[str, Any]) -> str:
     """Return a message's content if it is one text, otherwise ""."""
     content = message.get("content")
@@ -243,30 +289,6 @@ def _marks_outside(texts: Sequence[str], boundary: str) -> tuple[str, str]:
     raise NeighbourError(boundary, f"its texts use up the {len(_MARKS)} characters that Unicode leaves free")
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """Yield every text inside messages, keys included: a call's arguments have names."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield from _strings(key)
-            yield from _strings(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _strings(part)
-
-
-def _with_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """Return messages with `change` applied to every text."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {_with_strings(key, change): _with_strings(part, change) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_strings(part, change) for part in value]
-    return value
-
-
 class ControlNames:
     """The names of one tokenizer's control tokens, such as `<|im_end|>`, and searches for them.
 
@@ -288,6 +310,7 @@ class ControlNames:
         any_name = "|".join(map(_pattern, longest_first)) or r"(?!)"  # (?!) matches nothing
         self._names = re.compile(any_name, re.IGNORECASE)
         self._leading_name = re.compile(rf"\s*(?:{any_name})")
+        self._last_name = re.compile(rf"(?:{any_name})\Z")
         self._beginnings = {name[:end].lower() for name in names for end in range(1, len(name))}
         self._longest = max(map(len, names), default=1)
 
@@ -310,6 +333,10 @@ class ControlNames:
             if not self._begun(self._normalise(pieces[-1])) and not any(map(self._is_found, set(pieces))):
                 break
         return changed
+
+    def ending_of(self, text: str) -> str:
+        """Return the name at the text's end; "": the text does not end with one."""
+        return found[0] if (found := self._last_name.search(text)) is not None else ""
 
     def without_ending(self, text: str, last_token: int) -> str:
         """Return the text behind a turn without the names that end the turn. last_token: the turn's last token.
@@ -371,17 +398,3 @@ def control_tokens(tokenizer: Any, ends: Collection[int] = ()) -> dict[int, str]
     if unknown not in others:
         control.pop(unknown, None)
     return control
-
-
-def control_tokens_but_tags(tokenizer: Any, ends: Collection[int] = ()) -> frozenset[int]:
-    """Return the control tokens without pairs such as `<think>` and `</think>`, which are part of a response's text."""
-    control = control_tokens(tokenizer, ends)
-    names = set(control.values())
-    others = {getattr(tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad")}  # may be <s> and </s>
-
-    def is_tag(token: int) -> bool:
-        name = control[token]
-        other = f"<{name[2:]}" if name.startswith("</") else f"</{name[1:]}"
-        return name.startswith("<") and other in names and token not in others
-
-    return frozenset(token for token in control if not is_tag(token))

@@ -8,7 +8,7 @@ The caller provides the replies. The transcript is plain data: `take_up` continu
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Literal, Protocol
@@ -23,7 +23,7 @@ from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Task
 from rollout.environments.guard import ENVIRONMENT, GuardedEnvironment
 from rollout.environments.timed_calls import record_calls
-from rollout.episodes.chat_tokens import control_tokens_but_tags
+from rollout.episodes.chat_tokens import control_tokens
 from rollout.episodes.transcript import Transcript, final_answer
 from rollout.neighbours.reward_client import Score, ScoreRequest
 
@@ -322,3 +322,17 @@ def _seed_of(sample: SampleTask, turn: int, number: int) -> int:
     """Return a turn's seed, from the run's seed, the sample's attempt, the conversation and the turn."""
     conversation = f"{number}:" if number else ""
     return int.from_bytes(sha256(f"{sample.seed}/{sample.key}/{conversation}{turn}".encode()).digest()[:6])
+
+
+def control_tokens_but_tags(tokenizer: Any, ends: Collection[int] = ()) -> frozenset[int]:
+    """Return the control tokens without pairs such as `<think>` and `</think>`, which are part of a response's text."""
+    control = control_tokens(tokenizer, ends)
+    names = set(control.values())
+    others = {getattr(tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad")}  # may be <s> and </s>
+
+    def is_tag(token: int) -> bool:
+        name = control[token]
+        other = f"<{name[2:]}" if name.startswith("</") else f"</{name[1:]}"
+        return name.startswith("<") and other in names and token not in others
+
+    return frozenset(token for token in control if not is_tag(token))

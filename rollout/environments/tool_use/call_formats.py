@@ -163,6 +163,9 @@ class CallReader:
         if not found.tools_called:
             return spoken, []
         calls = [_call(each.function.name, each.function.arguments) for each in found.tool_calls]
+        # Kimi K2 writes ids, which its template repeats in front of results. Other parsers make ids up.
+        ids = (each.id if each.id and each.id in spoken else "" for each in found.tool_calls)
+        calls = [replace(call, id=written) for call, written in zip(calls, ids, strict=True)]
         if self._has_cut_argument(spoken, calls):
             return spoken, [Call("", {}, "an argument contains a tag that ends arguments or calls")]
         if self._function_marks is not None:
@@ -197,6 +200,7 @@ def choose_reader(
             "settings: policy.model has no chat template, which describes tools to a model. Use a model with one, "
             "or rollout.environment = single_turn."
         )
+    _check_results(tokenizer)
     written, error = _written_probe(tokenizer)
     begins_in_thought = _begins_in_thought(tokenizer, template_kwargs or {})
     if wanted != "auto":
@@ -279,6 +283,22 @@ def _begins_in_thought(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> bo
     except Exception:  # templates raise whatever jinja does
         return False
     return prompt.rstrip().endswith(_THOUGHT)
+
+
+def _check_results(tokenizer: Any) -> None:
+    """Raise SettingsError for a template that omits the results of tools, as many templates without tools do."""
+    call = {"id": "call00000", "type": "function", "function": {"name": _PROBE_NAME, "arguments": _PROBE_ARGUMENTS}}
+    result = {"role": "tool", "name": _PROBE_NAME, "tool_call_id": "call00000", "content": "Giraffe"}
+    asked = [{"role": "user", "content": "Zebra"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    try:
+        text = str(tokenizer.apply_chat_template([*asked, result], tools=[_PROBE_TOOL], tokenize=False))
+    except Exception:  # templates raise whatever jinja does, and will at the first result
+        return
+    if "Zebra" in text and "Giraffe" not in text:
+        raise SettingsError(
+            "settings: the chat template of policy.model omits the results of tools: the policy would never read them. "
+            "Use a model whose template writes them, or put such a template into the model's folder."
+        )
 
 
 def _rendered_turn(tokenizer: Any, turn: dict[str, Any]) -> str:

@@ -152,6 +152,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": 2}, "n = 2 is not supported here"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"tools": [ADD], "tool_choice": "some"}, "expected auto, none, required or a named tool"),
+    ({"tools": [ADD], "tool_choice": {"type": "allowed_tools"}}, "a named tool. Send the allowed tools alone"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0] is the result of a tool without tool_call_id"),
     ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools[0].type = 'custom' is not supported here"),
     ({"tools": [ADD, {"type": "function", "name": "a"}]}, "tools[1] is not {type, function: {name, parameters}} with"),
     (

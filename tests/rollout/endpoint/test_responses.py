@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from rollout.endpoint.requests import Refusal, SessionSampling
 from rollout.endpoint.responses import Histories, read_responses
 from rollout.endpoint.turns import call_id
 from tests.rollout.endpoint.agents_scene import taken
-from tests.rollout.endpoint.test_chat import ADDS
+from tests.rollout.endpoint.test_chat import ADD, ADDS
 
 TOOL: Any = {
     "type": "function",
@@ -141,3 +144,20 @@ def test_thought_without_a_text_is_no_part_of_a_later_turn() -> None:
 def test_field_that_is_not_a_call_is_refused() -> None:
     with pytest.raises(Refusal, match="holds a call that is not"):
         _read([{"type": "function_call", "call_id": "c1"}])
+
+
+@pytest.mark.parametrize("written", ["I add. " + ADDS, ADDS, "4<|im_end|>", "<|im_end|>"])
+async def test_answers_are_objects_of_openais_own_types(written: str) -> None:
+    async with taken(lambda context: written) as (scene, told, _):
+        key = {"Authorization": f"Bearer {told['api_key']}"}
+        response: dict[str, Any] = {"input": "2+2", "tools": [TOOL], "tool_choice": {"type": "function", "name": "add"}}
+        chat: dict[str, Any] = {"messages": [{"role": "user", "content": "2+2"}], "tools": [ADD]}
+        for path, body, limit in (("responses", response, "output"), ("chat/completions", chat, "completion")):
+            for more in ({}, {f"max_{limit}_tokens": 2}):
+                whole = await scene.http.post(f"/v1/{path}", json={**body, **more}, headers=key)
+                of_chat = path != "responses"
+                (ChatCompletion if of_chat else Response).model_validate_json(whole.content)
+                sent = await scene.http.post(f"/v1/{path}", json={**body, **more, "stream": True}, headers=key)
+                events = [part.partition("data: ")[2] for part in sent.text.strip().split("\n\n")]
+                for event in events[:-1] if of_chat else events:
+                    TypeAdapter[Any](ChatCompletionChunk if of_chat else ResponseStreamEvent).validate_json(event)

@@ -36,7 +36,7 @@ async def test_end_that_is_reported_twice_is_told_and_counted_once() -> None:
 @pytest.mark.parametrize(
     ("asks", "failure"),
     [
-        (False, "agent: ended without a turn of the policy"),
+        (False, "agent: ended without a turn of the policy: no request with its key was answered"),
         (True, "agent: gave no reward, and rewards.endpoints is empty. Report a reward, or name an endpoint"),
     ],
 )
@@ -273,3 +273,20 @@ async def test_program_that_raises_or_returns_no_number_has_failed_its_sample() 
     assert failures[1] == "agent: the program returned 'much', expected a number or None"
     assert failures[2].startswith("agent: SystemExit: 3 (")
     assert failures[3].startswith("agent: gave no reward")
+
+
+async def test_program_that_puts_its_key_where_all_samples_read_it_has_failed_its_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two samples at a time would send turns with one key, and each reward would be for turns of both."""
+
+    async def program(task: Any) -> float:
+        monkeypatch.setenv("OPENAI_API_KEY", task.api_key)
+        async with AsyncOpenAI(base_url=task.base_url) as client:
+            await client.chat.completions.create(model="m", messages=MESSAGES)
+        return 1.0
+
+    async with agents_scene(program=program) as scene:
+        scene.coordinator.lease("g")
+        failure = await scene.failure("g")
+    assert failure.startswith("agent: a program set the environment variable OPENAI_API_KEY, which all samples read,")

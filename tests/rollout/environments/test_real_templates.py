@@ -13,15 +13,16 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from protocol.errors import SettingsError
+from protocol.errors import NeighbourError, SettingsError
 from protocol.settings.tools import ToolsSettings
 from rollout.endpoint.chat import read_chat
 from rollout.endpoint.rendering import Rendering
 from rollout.endpoint.requests import Refusal, SessionSampling
-from rollout.environments.base import Resources
+from rollout.environments.base import Chat, Resources
 from rollout.environments.tool_use.arguments import fit_arguments
 from rollout.environments.tool_use.call_formats import Call, choose_reader, required_of
 from rollout.environments.tool_use.tool_use import make_tool_use
+from rollout.episodes.chat_tokens import ChatTokens
 
 FORMATS = {
     "deepseek_v3": ("deepseekv3",),
@@ -147,12 +148,50 @@ def test_agents_tool_whose_name_a_format_cannot_write_is_refused() -> None:
         rendering.close()
 
 
-@pytest.mark.parametrize("name", ["cohere2", "gemma3", "gptoss", "llama3", "phi3_5"])
+@pytest.mark.parametrize("name", ["gemma3", "gptoss", "llama3"])
 def test_real_template_whose_calls_cannot_be_read_is_refused(name: str) -> None:
     with pytest.raises(
         SettingsError, match=r"chat template of policy\.model writes (no call of an|a call that none of)"
     ):
         choose_reader("auto", tokenizer_of(name))
+
+
+@pytest.mark.parametrize("name", [each for each in FORMATS["gemma4"] if each != "gemma4_v2"])
+def test_results_that_a_template_writes_inside_the_turn_with_their_calls_are_as_in_the_whole_conversation(
+    name: str,
+) -> None:
+    tokenizer, asked = tokenizer_of(name), {"role": "user", "content": "Where?"}
+    calls = [
+        {"id": f"call0000{place}", "type": "function", "function": {"name": "plan", "arguments": {"city": city}}}
+        for place, city in enumerate(("Ulm", "Rom"))
+    ]
+    results = [{"role": "tool", "name": "plan", "tool_call_id": call["id"], "content": "dry"} for call in calls]
+    messages = [asked, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+    whole = tokenizer.apply_chat_template(messages, tools=[TOOL], add_generation_prompt=True, tokenize=False)
+    chat = ChatTokens(tokenizer)
+    turn = tokenizer.encode(written(tokenizer, [{"city": "Ulm"}, {"city": "Rom"}]), add_special_tokens=False)
+    assert turn[-1] == tokenizer.convert_tokens_to_ids("<|tool_response>")
+    for last_token, begun in ((turn[-1], turn), (5, turn[:-1])):
+        tokens = [*chat.prompt(Chat([asked], [TOOL])), *begun, *chat.reply(results, [TOOL], last_token, 1000)[0]]
+        assert tokens == tokenizer.encode(whole, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", ["cohere2", "phi3_5"])
+def test_real_template_that_omits_results_of_tools_is_refused(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    with pytest.raises(SettingsError, match=r"chat template of policy\.model omits the results of tools: the"):
+        choose_reader("hermes", tokenizer)
+    result = {"role": "tool", "tool_call_id": "call00000", "content": "sunny"}
+    with pytest.raises(NeighbourError, match="environment: the model's chat template omits one of the messages: tool"):
+        ChatTokens(tokenizer).reply([result], [], 5, 1000)
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1_distill", "qwen3_vl"])
+def test_second_system_message_that_a_real_template_omits_is_refused(name: str) -> None:
+    messages = [{"role": role, "content": "Be brief."} for role in ("system", "system", "user")]
+    with pytest.raises(NeighbourError, match="prompt: the model's chat template omits one of the messages: system, s"):
+        ChatTokens(tokenizer_of(name)).prompt(messages)
+    assert ChatTokens(tokenizer_of("qwen3")).prompt(messages)
 
 
 @pytest.mark.parametrize(

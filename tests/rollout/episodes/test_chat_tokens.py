@@ -11,7 +11,8 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from protocol.errors import NeighbourError, SettingsError
 from rollout.environments.base import Observation
-from rollout.episodes.chat_tokens import ChatTokens, control_tokens, control_tokens_but_tags
+from rollout.episodes.chat_tokens import ChatTokens, control_tokens
+from rollout.episodes.conversation import control_tokens_but_tags
 from tests.fakes.tool_models import FAMILIES as TOOL_FAMILIES
 
 TEXT = "the quick brown fox says hello to a lazy dog and then some more words of it"

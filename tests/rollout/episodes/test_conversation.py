@@ -12,8 +12,7 @@ from protocol.wire.conversation import FinishedTurn
 from protocol.wire.trajectory import TurnReward, VersionSpan
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Task
-from rollout.episodes.chat_tokens import control_tokens_but_tags
-from rollout.episodes.conversation import Conversations, SampleTask, WrittenSoFar
+from rollout.episodes.conversation import Conversations, SampleTask, WrittenSoFar, control_tokens_but_tags
 from rollout.episodes.transcript import Transcript
 from tests.fakes.engines import ScriptedEngine, TokenizingEngine, Written
 from tests.fakes.rollout_fakes import ScriptedScorer
