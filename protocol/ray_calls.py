@@ -1,7 +1,8 @@
-"""Calls through Ray: names of actors, and the errors of failed calls. Only functions import Ray."""
+"""Calls through Ray: names of actors, the living nodes, and the errors of failed calls. Only functions import Ray."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from protocol.errors import AwayError, NeighbourError, OperatorError
@@ -14,6 +15,7 @@ FLEET = "sluice-fleet"
 SERVER_PREFIX = "sluice-rollout-"
 
 _REASON_LENGTH = 300
+_CONNECT_S = 2.0
 
 
 def own_node_id() -> str:
@@ -26,6 +28,27 @@ def own_node_id() -> str:
 def keeper_of(node_id: str) -> str:
     """Return the name of the keeper actor on a node."""
     return f"sluice-keeper-{node_id[:12]}"
+
+
+def living_nodes() -> list[Mapping[str, Any]]:
+    """Return Ray's descriptions of the living nodes. Call it while connected to Ray.
+
+    Ray notices a node's death up to half a minute late. A node that restarts within that time is described twice as
+    alive: the description whose port listens is returned. If both seem to listen, neither is.
+    """
+    import ray
+
+    by_socket: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            # One living process at a time has this socket on a machine.
+            by_socket.setdefault((node["NodeManagerAddress"], node["RayletSocketName"]), []).append(node)
+    living = []
+    for same in by_socket.values():
+        listening = same if len(same) == 1 else [node for node in same if _listens(node)]
+        if len(listening) == 1:
+            living += listening
+    return living
 
 
 @contextmanager
@@ -42,6 +65,13 @@ def naming_ray_errors(who: str, timeout_s: float) -> Iterator[None]:
         if reported is error:
             raise
         raise reported from cause
+
+
+def _listens(node: Mapping[str, Any]) -> bool:
+    with suppress(OSError):
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), _CONNECT_S).close()
+        return True
+    return False
 
 
 def _translate(error: Exception, who: str, timeout_s: float) -> tuple[Exception, Exception | None]:

@@ -7,10 +7,9 @@ Used by sluice start and sluice stop. Exit status: 0; 1 with one sentence; 2 for
 
 import errno
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
-from deploy.cluster.known import connect_environment, is_ray_healthy
+from deploy.cluster.known import is_ray_healthy, ray_connection
 from deploy.cluster.start import start
 from deploy.cluster.stop import stop
 from deploy.cluster.tables import node_rows, show_cluster, show_nodes
@@ -74,20 +73,9 @@ def exit_status(verb: Callable[[], None]) -> int:
     return 0
 
 
-@contextmanager
-def _cluster_connection() -> Iterator[None]:
-    """Connect to this node's cluster. Raises: OperatorError when there is none, or Ray does not answer."""
-    state = read_cluster()
-    connect_environment(state)
-    from deploy.cluster.fleet_client import connection
-
-    with connection(state.ray_address, state.node_ip):
-        yield
-
-
 def _nodes(arguments: Sequence[str]) -> None:
     _check_no_options("nodes", arguments)
-    with _cluster_connection():
+    with ray_connection(read_cluster()):
         show_nodes(node_rows())
 
 
@@ -97,7 +85,7 @@ def _wait_nodes(arguments: Sequence[str]) -> None:
         raise SettingsError("wait-nodes: give the number of nodes, and the seconds to wait for them (300).")
     if int(arguments[0]) < 1:
         raise SettingsError(f"wait-nodes: {arguments[0]} nodes are always there. Give a number from 1 on.")
-    with _cluster_connection():
+    with ray_connection(read_cluster()):
         from deploy.cluster.keeper_client import await_nodes
 
         await_nodes(int(arguments[0]), float(arguments[1]) if len(arguments) > 1 else _WAIT_NODES_S)

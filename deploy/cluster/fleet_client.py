@@ -16,7 +16,7 @@ from deploy.fleet.fleet import Fleet
 from protocol.addresses import host_and_port
 from protocol.errors import NeighbourError, OperatorError
 from protocol.one_line import first_line
-from protocol.ray_calls import FLEET, NAMESPACE, OUR_ACTOR, naming_ray_errors
+from protocol.ray_calls import FLEET, NAMESPACE, OUR_ACTOR, naming_ray_errors, own_node_id
 
 _CONNECT_S = 5.0
 
@@ -51,29 +51,39 @@ def ensure_fleet(timeout_s: float) -> None:
     It is pinned to the head: on another node Ray might restart it with other code.
     Raises: OperatorError when it does not answer in time.
     """
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {"name": FLEET, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-    options |= {**OUR_ACTOR, "max_restarts": -1, "scheduling_strategy": here}
-    fleet = ray.remote(Fleet).options(**options).remote()
+    fleet = ray.remote(Fleet).options(**detached_here(FLEET)).remote()
     ask(fleet.describe.remote(), timeout_s)
+
+
+def detached_here(name: str) -> dict[str, Any]:
+    """Return Ray's options of an actor on this node that outlives this driver."""
+    return {
+        **OUR_ACTOR,
+        "name": name,
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "max_restarts": -1,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(own_node_id(), soft=False),
+    }
 
 
 def describe_servers(timeout_s: float) -> list[dict[str, Any]]:
     """Return the fleet's facts of its servers; [] without a fleet."""
-    fleet = _find()
+    fleet = find_actor(FLEET)
     servers: list[dict[str, Any]] = ask(fleet.describe.remote(), timeout_s) if fleet is not None else []
     return servers
 
 
 def describe_fleet(timeout_s: float) -> dict[str, Any] | None:
     """Return the fleet's FleetInfo; None without a fleet."""
-    fleet = _find()
+    fleet = find_actor(FLEET)
     return ask(fleet.describe_self.remote(), timeout_s) if fleet is not None else None
 
 
 def stop_servers(timeout_s: float) -> None:
     """Stop every rollout server in order, so that engines free their memory."""
-    fleet = _find()
+    fleet = find_actor(FLEET)
     if fleet is not None:
         ask(fleet.stop_all.remote(), timeout_s)
 
@@ -87,8 +97,9 @@ def ask(reference: Any, timeout_s: float, who: str = "fleet") -> Any:
         raise OperatorError(f"The {who} {error.detail}.") from None
 
 
-def _find() -> Any:
+def find_actor(name: str) -> Any:
+    """Return the handle of one of our actors; None without it."""
     try:
-        return ray.get_actor(FLEET, namespace=NAMESPACE)
+        return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
         return None

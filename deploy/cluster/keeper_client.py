@@ -8,15 +8,13 @@ from typing import Any
 
 import ray
 from ray.util import list_named_actors
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deploy.cluster.fleet_client import ask
+from deploy.cluster.fleet_client import ask, detached_here, find_actor
 from deploy.node.home import Home
 from deploy.node.keeper import KEEPER_ROOMS, Keeper, ServiceInfo
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.identity import code_digest
-from protocol.node.ray_nodes import living_nodes
-from protocol.ray_calls import NAMESPACE, OUR_ACTOR, keeper_of
+from protocol.ray_calls import keeper_of, living_nodes, own_node_id
 from protocol.waits import until
 
 _POLL_S = 0.2
@@ -30,10 +28,8 @@ def keep_services(home: Home, timeout_s: float) -> None:
 
     Raises: OperatorError when the keeper does not answer in time.
     """
-    here = NodeAffinitySchedulingStrategy(own_node(), soft=False)
-    options = {"name": keeper_of(own_node()), "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-    options |= {**OUR_ACTOR, "max_restarts": -1, "max_concurrency": 4, "scheduling_strategy": here}
-    keeper = ray.remote(Keeper).options(**options).remote(str(home.root))
+    options = detached_here(keeper_of(own_node_id()))
+    keeper = ray.remote(Keeper).options(**options, max_concurrency=4).remote(str(home.root))
     code = code_digest(KEEPER_ROOMS)
     for _ in until(timeout_s, _POLL_S):
         with contextlib.suppress(OperatorError):  # while Ray restarts it, it does not answer
@@ -69,10 +65,9 @@ def head_keeper(timeout_s: float) -> tuple[str, Any]:
     """
     for _ in until(timeout_s, _POLL_S):
         for node in ray.nodes():
-            if node["Alive"] and HEAD_RESOURCE in node["Resources"]:
-                with contextlib.suppress(ValueError):
-                    keeper = ray.get_actor(keeper_of(node["NodeID"]), namespace=NAMESPACE)
-                    return str(node["NodeManagerAddress"]), keeper
+            is_head = node["Alive"] and HEAD_RESOURCE in node["Resources"]
+            if is_head and (keeper := find_actor(keeper_of(node["NodeID"]))) is not None:
+                return str(node["NodeManagerAddress"]), keeper
     raise OperatorError("The head's node has no keeper. Run sluice start there: it starts what is missing.")
 
 
@@ -96,16 +91,8 @@ def await_nodes(number: int, timeout_s: float) -> None:
     raise NeighbourError("nodes", f"{problem}. sluice start --join on the others, then again here")
 
 
-def own_node() -> str:
-    """Return Ray's id of this node."""
-    return str(ray.get_runtime_context().get_node_id())
-
-
 def _own_keeper() -> Any:
-    try:
-        return ray.get_actor(keeper_of(own_node()), namespace=NAMESPACE)
-    except ValueError:
-        return None
+    return find_actor(keeper_of(own_node_id()))
 
 
 def _nodes() -> tuple[list[str], list[str]]:

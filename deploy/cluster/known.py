@@ -2,6 +2,8 @@
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from deploy.node.processes import find
 from protocol.addresses import host_and_port
@@ -34,7 +36,12 @@ def is_ray_healthy(state: ClusterState) -> bool:
     record = next((record for record in state.processes if record.name == "ray"), None)
     if record is None or find(record) is None:
         return False
-    return not is_head(state) or is_head_listening(state)
+    try:
+        if is_head(state):
+            socket.create_connection(host_and_port(state.ray_address), timeout=_CONNECT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def is_head(state: ClusterState) -> bool:
@@ -42,15 +49,19 @@ def is_head(state: ClusterState) -> bool:
     return state.options.get("address") is None
 
 
-def is_head_listening(state: ClusterState) -> bool:
-    """Return whether the head's Ray port accepts connections. Blocks 2 s at most."""
-    try:
-        socket.create_connection(host_and_port(state.ray_address), timeout=_CONNECT_S).close()
-    except OSError:
-        return False
-    return True
-
-
 def connect_environment(state: ClusterState) -> None:
     """Set the environment variables that Ray reads when it is first imported."""
     os.environ |= state.ray_environment()
+
+
+@contextmanager
+def ray_connection(state: ClusterState) -> Iterator[None]:
+    """Be a driver of the cluster's Ray within the block, which imports modules that need Ray.
+
+    Raises: OperatorError when Ray does not answer.
+    """
+    connect_environment(state)
+    from deploy.cluster.fleet_client import connection
+
+    with connection(state.ray_address, state.node_ip):
+        yield

@@ -8,13 +8,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 
-from deploy.cluster.known import (
-    ClusterInUse,
-    connect_environment,
-    is_ray_healthy,
-    known_cluster,
-    known_processes,
-)
+from deploy.cluster.known import ClusterInUse, is_ray_healthy, known_cluster, known_processes, ray_connection
 from deploy.cluster.options import StartOptions
 from deploy.cluster.ray_processes import end_ray, ray_flags
 from deploy.cluster.services import Service
@@ -70,11 +64,9 @@ def end_replaced(kept: Mapping[str, ProcessRecord], options: StartOptions, home:
         end_ray(home)
         make_home(home, is_joining=options.address is not None)
     elif replaced and state is not None:
-        connect_environment(state)
-        from deploy.cluster.fleet_client import connection
-        from deploy.cluster.keeper_client import forget_services
+        with ray_connection(state):
+            from deploy.cluster.keeper_client import forget_services
 
-        with connection(state.ray_address, state.node_ip):
             forget_services(replaced, _ANSWER_S)
     # Read again: the keeper may have restarted a service just before it forgot it.
     known = known_processes()
@@ -99,10 +91,8 @@ def _has_other_options(record: ProcessRecord, options: StartOptions, wanted: Map
 
 def _attached_run(state: ClusterState) -> str | None:
     """Return the run that uses the cluster, in words; None when there is none."""
-    connect_environment(state)
-    from deploy.cluster.attached_run import find_attached_run
-    from deploy.cluster.fleet_client import connection
+    with ray_connection(state):
+        from deploy.cluster.attached_run import find_attached_run
 
-    with connection(state.ray_address, state.node_ip):
         run = find_attached_run(_ANSWER_S)
     return None if run is None else str(run)

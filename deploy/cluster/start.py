@@ -26,7 +26,7 @@ from deploy.cluster.joining import (
     this_checkout,
     write_join_file,
 )
-from deploy.cluster.known import connect_environment, is_head, known_cluster
+from deploy.cluster.known import is_head, known_cluster, ray_connection
 from deploy.cluster.options import LOOPBACK, StartOptions, read_port_range, read_start_options
 from deploy.cluster.ray_processes import await_ray, end_ray, launch_ray
 from deploy.cluster.reuse import end_replaced, find_reusable
@@ -84,7 +84,10 @@ def start(arguments: Sequence[str]) -> None:
         url = f"http://{with_port(options.dashboard_host or LOOPBACK, options.dashboard_port)}"
         print(f"Ray's dashboard: {url}   (its token: {state.ray_token_file})")
     if options.wait_nodes:
-        _await_nodes(state, options)
+        with ray_connection(state):
+            from deploy.cluster.keeper_client import await_nodes
+
+            await_nodes(options.wait_nodes, options.start_timeout_s)
     show_next_step()
 
 
@@ -155,11 +158,10 @@ class _NodeStart:
 
 def _start_actors(state: ClusterState, home: Home) -> None:
     """Write cluster.json, and start the fleet and this node's keeper. A node that joins is checked first."""
-    connect_environment(state)
-    from deploy.cluster.fleet_client import connection, ensure_fleet
-    from deploy.cluster.keeper_client import keep_services
+    with ray_connection(state):
+        from deploy.cluster.fleet_client import ensure_fleet
+        from deploy.cluster.keeper_client import keep_services
 
-    with connection(state.ray_address, state.node_ip):
         if not is_head(state):
             _check_join(state)
         write_cluster(state)  # the keeper reads its services there
@@ -182,15 +184,6 @@ def _check_join(state: ClusterState) -> None:
         state.node_ip, lambda host, port: str(ask(keeper.reach.remote(host, port), _FLEET_S, "head's keeper"))
     )
     check_clock(lambda: float(ask(keeper.clock.remote(), _FLEET_S, "head's keeper")))
-
-
-def _await_nodes(state: ClusterState, options: StartOptions) -> None:
-    connect_environment(state)
-    from deploy.cluster.fleet_client import connection
-    from deploy.cluster.keeper_client import await_nodes
-
-    with connection(state.ray_address, state.node_ip):
-        await_nodes(options.wait_nodes, options.start_timeout_s)
 
 
 def _check_ports(options: StartOptions, kept: Mapping[str, ProcessRecord], known: ClusterState | None = None) -> None:

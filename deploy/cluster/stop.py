@@ -3,14 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from deploy.cluster.known import (
-    ClusterInUse,
-    connect_environment,
-    is_head,
-    is_ray_healthy,
-    known_cluster,
-    known_processes,
-)
+from deploy.cluster.known import ClusterInUse, is_head, is_ray_healthy, known_cluster, known_processes, ray_connection
 from deploy.cluster.ray_processes import end_ray, ray_processes
 from deploy.node.home import check_not_used_elsewhere, exclusive, this_home
 from deploy.node.processes import end, family, find
@@ -49,13 +42,12 @@ def _end_orderly(state: ClusterState, is_now: bool) -> None:
 
     Raises: ClusterInUse when the attached run is another machine's, or does not end.
     """
-    connect_environment(state)
-    from deploy.cluster.attached_run import end_run, find_attached_run
-    from deploy.cluster.fleet_client import connection, stop_servers
-    from deploy.cluster.keeper_client import forget_services
-
     try:
-        with connection(state.ray_address, state.node_ip):
+        with ray_connection(state):
+            from deploy.cluster.attached_run import end_run, find_attached_run
+            from deploy.cluster.fleet_client import stop_servers
+            from deploy.cluster.keeper_client import forget_services
+
             run = find_attached_run(_ANSWER_S)
             if run is not None and is_now:
                 print(f"Ending {run} at once: the steps after its last checkpoint are lost.", flush=True)

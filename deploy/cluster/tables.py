@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deploy.cluster.known import connect_environment, is_ray_healthy
+from deploy.cluster.known import is_ray_healthy, ray_connection
 from deploy.node.home import Home
 from deploy.node.keeper import ServiceInfo
 from deploy.node.service import is_healthy
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, ProcessRecord
-from protocol.ray_calls import FLEET, NAMESPACE, keeper_of
+from protocol.ray_calls import FLEET, keeper_of, living_nodes
 
 _ANSWER_S = 10.0
 NodeState = Literal["ready", "starting", "silent", "gone"]
@@ -69,11 +69,10 @@ def cluster_rows(state: ClusterState, home: Home) -> list[Row]:
     services: dict[str, ServiceInfo] | None = None
     servers: list[Row] = []
     if is_up:
-        connect_environment(state)
-        from deploy.cluster.fleet_client import connection, describe_servers
-        from deploy.cluster.keeper_client import describe_services
+        with ray_connection(state):
+            from deploy.cluster.fleet_client import describe_servers
+            from deploy.cluster.keeper_client import describe_services
 
-        with connection(state.ray_address, state.node_ip):
             services = describe_services(_ANSWER_S)
             try:
                 servers = [server_row(server) for server in describe_servers(_ANSWER_S)]
@@ -125,7 +124,6 @@ def node_rows() -> list[NodeRow]:
     import ray
 
     from deploy.cluster.keeper_client import HEAD_RESOURCE
-    from protocol.node.ray_nodes import living_nodes
 
     living = {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in living_nodes()}
     answers = {node_id: _ask_keeper(node_id) for node_id in living}
@@ -168,12 +166,10 @@ def _service_row(record: ProcessRecord, services: dict[str, ServiceInfo], home: 
 
 def _ask_keeper(node_id: str) -> Any:
     """Return a reference to an answer of a node's keeper; None when the node has no keeper yet."""
-    import ray
+    from deploy.cluster.fleet_client import find_actor
 
-    try:
-        return ray.get_actor(keeper_of(node_id), namespace=NAMESPACE).clock.remote()
-    except ValueError:
-        return None
+    keeper = find_actor(keeper_of(node_id))
+    return None if keeper is None else keeper.clock.remote()
 
 
 def _state_of(reference: Any, deadline: float) -> NodeState:

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from protocol.ray_calls import OUR_ACTOR
+from protocol.ray_calls import OUR_ACTOR, own_node_id
 
 _LEARNER_IMPORTS = (
     "torch",
@@ -76,11 +76,6 @@ def places(
     taken, none = dict(resources or {}), [""] * count
     on = zip(nodes or none, cards or none, strict=True)
     return [ActorPlace(node or None, num_gpus, taken, card) for node, card in on]
-
-
-def this_node() -> str:
-    """Return this process's node ID."""
-    return str(ray.get_runtime_context().get_node_id())
 
 
 def assigned_here() -> dict[str, float]:
@@ -144,7 +139,7 @@ class StandbyPool:
     def fill(self, num_processes: int) -> None:
         """Start idle processes up to this number on this node. Returns at once."""
         if num_processes > len(self._idle) and not ray.cluster_resources().get("GPU"):
-            here = ActorPlace(this_node(), 0)
+            here = ActorPlace(own_node_id(), 0)
             self._idle += [_start(here) for _ in range(num_processes - len(self._idle))]
 
     async def lend(self, places: Sequence[ActorPlace]) -> list[Any]:
@@ -152,7 +147,7 @@ class StandbyPool:
 
         Idle processes are lent first, for places without resources on this node.
         """
-        here, lent_to = this_node(), self._lent
+        here, lent_to = own_node_id(), self._lent
         fitting = [number for number, place in enumerate(places) if place in (ActorPlace(here, 0), ActorPlace(None, 0))]
         waiting, self._idle = self._idle[: len(fitting)], self._idle[len(fitting) :]
         answers = await asyncio.gather(*(process.is_warm.remote() for process in waiting), return_exceptions=True)

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import ray
 from ray.util import list_named_actors
 
-from deploy.fleet.processes import assigned_here, this_node
+from deploy.fleet.processes import assigned_here
 from protocol.addresses import name_interface
 from protocol.errors import AwayError, NeighbourError, OperatorError
 from protocol.node.home import read_cluster
 from protocol.one_line import one_line
-from protocol.ray_calls import NAMESPACE, SERVER_PREFIX, naming_ray_errors
+from protocol.ray_calls import NAMESPACE, SERVER_PREFIX, naming_ray_errors, own_node_id
 
 _T = TypeVar("_T")
 ANSWER_S = 20.0
@@ -57,7 +57,7 @@ class HostedServer:
 
     async def where(self) -> dict[str, object]:
         """Return the server's node, resources, process and log, and the shared address of its node's retriever."""
-        where = {**_place(), "pid": os.getpid(), "log": _own_log(), "assigned": assigned_here()}
+        where = {**_place(), "pid": os.getpid(), "log": os.readlink("/proc/self/fd/2"), "assigned": assigned_here()}
         try:
             return {**where, "shared_retriever_url": read_cluster().shared_retriever_url}
         except OperatorError:  # the cluster is being stopped
@@ -78,7 +78,7 @@ class HostedServer:
 def _place() -> dict[str, object]:
     """Return this actor's node, by address and Ray's name, and its GPUs by the numbers of the node."""
     cards = sorted(str(card) for card in ray.get_gpu_ids())  # Ray returns a set's order, another one after a restart
-    return {"node_ip": ray.util.get_node_ip_address(), "node_id": this_node(), "cards": cards}
+    return {"node_ip": ray.util.get_node_ip_address(), "node_id": own_node_id(), "cards": cards}
 
 
 def host_class(server_class: str) -> type:
@@ -189,11 +189,6 @@ async def call_server(name: str, reference: Awaitable[_T], timeout_s: float) -> 
     with naming_ray_errors(name, timeout_s):
         async with asyncio.timeout(timeout_s):
             return await reference
-
-
-def _own_log() -> str:
-    """Return the file to which Ray sends the errors of an actor and of the processes that it starts."""
-    return os.readlink("/proc/self/fd/2")
 
 
 def _log_lines(descriptor: int) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from deploy.cluster.known import connect_environment, is_ray_healthy, known_cluster
+from deploy.cluster.known import connect_environment, is_ray_healthy, known_cluster, ray_connection
 from learner.disk.run_folder import SETTINGS, MetricsReader
 from protocol.errors import OperatorError
 from protocol.node.current_run import current_run, logs_of_runs
@@ -100,11 +100,9 @@ def _names_elsewhere() -> list[str]:
     state = known_cluster()
     if state is None or not is_ray_healthy(state):
         return []
-    connect_environment(state)
-    from deploy.cluster.attached_run import find_attached_run
-    from deploy.cluster.fleet_client import connection
+    with ray_connection(state):
+        from deploy.cluster.attached_run import find_attached_run
 
-    with connection(state.ray_address, state.node_ip):
         run = find_attached_run(_ANSWER_S, settle_s=0.0)
     return [] if run is None else [run.name or "(not attached yet)"]
 

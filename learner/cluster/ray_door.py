@@ -14,9 +14,8 @@ from learner.cluster.cluster_loss import describe_cluster_loss
 from learner.plan.processes import Node
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState
-from protocol.node.ray_nodes import living_nodes
 from protocol.one_line import first_line
-from protocol.ray_calls import naming_ray_errors
+from protocol.ray_calls import living_nodes, naming_ray_errors
 from protocol.settings.placement import without_names_of_ray
 
 CALL_S = 30.0

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from protocol.http.listen import bind
-from protocol.node.home import ClusterState
+from tests.fakes.cluster_state import cluster_state
 from tests.fakes.ports import free_port
 from tests.flow.refusals import no_cluster_in, run_without_cluster
 from tests.flow.user_run import Bring
@@ -35,11 +35,7 @@ def test_a_broken_record_of_the_cluster_is_named(user: Bring, tmp_path: Path) ->
 def test_a_cluster_that_is_gone_is_found_within_seconds(user: Bring, tmp_path: Path) -> None:
     with bind("test", "127.0.0.1", 0) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-    state = ClusterState(
-        ray_address=address, namespace="sluice", node_ip="127.0.0.1", retriever_url="http://127.0.0.1:9/retrieve",
-        reward_url=None, token_file=f"{tmp_path}/token", ray_token_file=f"{tmp_path}/ray_token",
-        keys_dir=f"{tmp_path}/keys", processes=[],
-    )  # fmt: skip
+    state = cluster_state(ray_address=address, node_ip="127.0.0.1", token_file=f"{tmp_path}/token")
     (tmp_path / "cluster.json").write_text(state.model_dump_json(), encoding="utf-8")
     finished = run_without_cluster(tmp_path, user.options("gone"))
     assert (finished.returncode, finished.stderr) == (

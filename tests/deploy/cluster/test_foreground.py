@@ -15,7 +15,8 @@ from deploy.cluster.foreground import collect_signals, run_start, stay
 from deploy.node.home import exclusive, this_home
 from deploy.node.processes import find
 from protocol.errors import NeighbourError
-from protocol.node.home import ClusterState, ProcessRecord, cluster_path, write_cluster
+from protocol.node.home import ProcessRecord, cluster_path, write_cluster
+from tests.fakes.cluster_state import cluster_state
 
 _HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -40,14 +41,14 @@ def test_signal_that_its_starter_ignored_stays_ignored() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 
 
-def test_end_of_rays_process_is_told_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_ended_ray(tmp_path, started_at=1.0)
+def test_end_of_rays_process_is_told_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    write_ended_ray(started_at=1.0)
     assert exit_status(lambda: stay([])) == 1
     assert capsys.readouterr().err == "ray: its process ended; its logs are in r/logs\n"
 
 
-def test_stop_of_another_terminal_ends_the_stay_without_an_error(tmp_path: Path) -> None:
-    write_ended_ray(tmp_path, started_at=1.0)
+def test_stop_of_another_terminal_ends_the_stay_without_an_error() -> None:
+    write_ended_ray(started_at=1.0)
     with exclusive(this_home()):  # as a stop does from before Ray ends
         threading.Timer(1.75, cluster_path().unlink).start()
         stay([])
@@ -75,21 +76,9 @@ def test_start_that_is_under_way_is_ended_by_a_signal(tmp_path: Path) -> None:
     assert ended.exists()
 
 
-def write_ended_ray(tmp_path: Path, started_at: float) -> None:
+def write_ended_ray(started_at: float) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     ray = ProcessRecord(name="ray", pid=ended.pid, started_at=started_at, url="10.0.0.1:6379", log="r/logs")
     assert find(ray) is None
-    write_cluster(
-        ClusterState(
-            ray_address="10.0.0.1:6379",
-            namespace="sluice",
-            node_ip="10.0.0.1",
-            retriever_url="http://127.0.0.1:8000/retrieve",
-            reward_url=None,
-            token_file=str(tmp_path / "token"),
-            ray_token_file=str(tmp_path / "ray_token"),
-            keys_dir=str(tmp_path / "keys"),
-            processes=[ray],
-        )
-    )
+    write_cluster(cluster_state(ray_address="10.0.0.1:6379", node_ip="10.0.0.1", processes=[ray]))

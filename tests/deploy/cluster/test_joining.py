@@ -23,7 +23,7 @@ from deploy.cluster.joining import (
 from deploy.cluster.options import read_start_options
 from deploy.node.home import Home, make_home
 from protocol.errors import OperatorError, SettingsError
-from protocol.node.home import ClusterState
+from tests.fakes.cluster_state import cluster_state
 from tests.fakes.ipv6 import needs_ipv6
 
 
@@ -191,16 +191,7 @@ def test_clock_that_differs_is_refused_with_by_how_much(told: float, side: str) 
 
 
 def test_head_does_not_join_itself() -> None:
-    paths = {"token_file": "/t", "ray_token_file": "/r", "keys_dir": "/k"}
-    known = ClusterState(
-        **paths,
-        ray_address="10.0.0.1:6379",
-        namespace="sluice",
-        node_ip="10.0.0.1",
-        retriever_url="http://127.0.0.1:8000/retrieve",
-        reward_url=None,
-        processes=[],
-    )
+    known = cluster_state(ray_address="10.0.0.1:6379", node_ip="10.0.0.1")
     for address, other in ((None, known), ("10.0.0.1:6379", None), ("10.0.0.2:6379", known)):
         check_is_not_head(address, other)
     check_is_not_head("10.0.0.1:6379", known.model_copy(update={"options": {"address": "10.0.0.1:6379"}}))

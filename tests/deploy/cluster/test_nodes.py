@@ -1,6 +1,7 @@
 """Nodes that are ready, and a table without an answer of the fleet. Ray's list of nodes and actors is set."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from deploy.node.home import Home
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.home import ClusterState, ProcessRecord
 from protocol.ray_calls import keeper_of
+from tests.fakes.cluster_state import cluster_state
 
 _JOINED = [
     {"NodeID": "a" * 56, "NodeManagerAddress": "10.0.0.1", "RayletSocketName": "raylet", "Alive": True},
@@ -21,33 +23,10 @@ _JOINED = [
 _KEEPERS = [keeper_of(str(node["NodeID"])) for node in _JOINED]
 
 
-class NoRay:
-    """A connection to nobody; or none, where Ray refuses."""
-
-    def __init__(self, refuses: bool = False) -> None:
-        self._refuses = refuses
-
-    def __enter__(self) -> None:
-        if self._refuses:
-            raise OperatorError("Ray at 10.0.0.1:6379 does not answer.")
-
-    def __exit__(self, *_: object) -> None: ...
-
-
 def joined_node() -> ClusterState:
     record = ProcessRecord(name="ray", pid=1, started_at=0.0, url="10.0.0.1:6379", log="/ray", command=())
-    return ClusterState(
-        ray_address="10.0.0.1:6379",
-        namespace="sluice",
-        node_ip="10.0.0.2",
-        retriever_url="",
-        reward_url=None,
-        token_file="",
-        ray_token_file="",
-        keys_dir="",
-        processes=[record],
-        options={"address": "10.0.0.1:6379"},
-    )
+    head = "10.0.0.1:6379"
+    return cluster_state(ray_address=head, node_ip="10.0.0.2", processes=[record], options={"address": head})
 
 
 def test_node_is_waited_for_until_its_services_are_kept(
@@ -76,8 +55,7 @@ def test_fleet_that_does_not_answer_is_a_row_of_the_table(
         raise OperatorError("The fleet did not answer within 10 s.")
 
     monkeypatch.setattr(tables, "is_ray_healthy", lambda _: True)
-    monkeypatch.setattr(tables, "connect_environment", lambda _: None)
-    monkeypatch.setattr(fleet_client, "connection", lambda *_: NoRay())
+    monkeypatch.setattr(tables, "ray_connection", lambda _: nullcontext())
     monkeypatch.setattr(fleet_client, "describe_servers", silent)
     monkeypatch.setattr(keeper_client, "describe_services", lambda _: {})
     assert tables.show_cluster(joined_node(), Home(tmp_path)) == ["sluice-fleet"]

@@ -69,7 +69,7 @@ def test_server_names_its_cards_in_one_order_after_every_restart(monkeypatch: py
     # Ray returns a set's list: strings where CUDA_VISIBLE_DEVICES is set, whose order differs between processes.
     monkeypatch.setattr(ray, "get_gpu_ids", lambda: ["5", "4"])
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
-    monkeypatch.setattr(servers, "this_node", lambda: "node")
+    monkeypatch.setattr(servers, "own_node_id", lambda: "node")
     assert servers._place()["cards"] == ["4", "5"]
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from deploy.node.home import Home
 from deploy.node.processes import launch
-from protocol.node.home import ClusterState, ProcessRecord, write_cluster, write_secret
+from protocol.node.home import ProcessRecord, write_cluster, write_secret
+from tests.fakes.cluster_state import cluster_state
 from tests.fakes.ports import free_port
 
 ANSWERING = """
@@ -33,19 +34,8 @@ def started(home: Home, name: str, text: str, **environment: str) -> ProcessReco
 
 
 def write_state(home: Home, *records: ProcessRecord) -> None:
-    write_cluster(
-        ClusterState(
-            ray_address="127.0.0.1:1",
-            namespace="sluice",
-            node_ip="127.0.0.1",
-            retriever_url="",
-            reward_url=None,
-            token_file=str(home.token_file),
-            ray_token_file=str(home.ray_token_file),
-            keys_dir=str(home.keys),
-            processes=list(records),
-        )
-    )
+    files = {"token_file": str(home.token_file), "ray_token_file": str(home.ray_token_file), "keys_dir": str(home.keys)}
+    write_cluster(cluster_state(ray_address="127.0.0.1:1", node_ip="127.0.0.1", processes=list(records), **files))
 
 
 def text_of(path: Path) -> str:

@@ -1,6 +1,7 @@
 """One watched service: its health, and its restarts."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,71 +20,65 @@ def end_of(record: ProcessRecord) -> None:
     end(family([process] if (process := find(record)) is not None else []))
 
 
-def test_service_is_seen_well_as_soon_as_it_answers_again(tmp_path: Path) -> None:
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+@pytest.fixture
+def service(home: Home) -> Iterator[WatchedService]:
+    watched = WatchedService(started(home, "reward", ANSWERING), home.token_file, lambda _: None, 120.0)
+    yield watched
+    end_of(watched.record)
+
+
+def test_service_is_seen_well_as_soon_as_it_answers_again(home: Home, service: WatchedService) -> None:
     """One that is taken for never well waits ever longer before its next start, up to a minute."""
-    home = Home(tmp_path)
-    service = WatchedService(started(home, "reward", ANSWERING), home.token_file, lambda _: None, 120.0)
-    try:
-        for _ in range(3):
-            wait_until(lambda: is_healthy(service.record, home.token_file))
-            service.poll()
-            assert service.trouble == ""
-            psutil.Process(service.record.pid).kill()
-            wait_until(service.poll)
-            service.start()
-    finally:
-        end_of(service.record)
-
-
-def test_service_whose_log_cannot_be_written_is_started_once_it_can(tmp_path: Path) -> None:
-    home = Home(tmp_path)
-    service = WatchedService(started(home, "reward", ANSWERING), home.token_file, lambda _: None, 120.0)
-    try:
+    for _ in range(3):
+        wait_until(lambda: is_healthy(service.record, home.token_file))
+        service.poll()
+        assert service.trouble == ""
         psutil.Process(service.record.pid).kill()
         wait_until(service.poll)
-        shutil.rmtree(home.logs)
         service.start()
-        assert "cannot be written" in service.trouble
-        home.logs.mkdir()
-        wait_until(service.poll)
-        service.start()
-        wait_until(lambda: is_healthy(service.record, home.token_file))
-    finally:
-        end_of(service.record)
 
 
-def test_new_process_is_told_again_until_it_could_be_written_down(tmp_path: Path) -> None:
-    home, told = Home(tmp_path), list[int]()
+def test_service_whose_log_cannot_be_written_is_started_once_it_can(home: Home, service: WatchedService) -> None:
+    psutil.Process(service.record.pid).kill()
+    wait_until(service.poll)
+    shutil.rmtree(home.logs)
+    service.start()
+    assert "cannot be written" in service.trouble
+    home.logs.mkdir()
+    wait_until(service.poll)
+    service.start()
+    wait_until(lambda: is_healthy(service.record, home.token_file))
+
+
+def test_new_process_is_told_again_until_it_could_be_written_down(service: WatchedService) -> None:
+    told = list[int]()
 
     def write_down(record: ProcessRecord) -> None:
         told.append(record.pid)
         if len(told) < 3:
             raise OSError(28, "No space left on device")
 
-    service = WatchedService(started(home, "reward", ANSWERING), home.token_file, write_down, 120.0)
-    try:
-        psutil.Process(service.record.pid).kill()
-        wait_until(service.poll)
-        service.start()
-        for _ in range(4):
-            assert not service.poll()
-        assert told == [service.record.pid] * 3
-    finally:
-        end_of(service.record)
-
-
-def test_service_is_watched_on_while_the_clusters_token_is_being_made_anew(tmp_path: Path) -> None:
-    home = Home(tmp_path)
-    service = WatchedService(started(home, "reward", ANSWERING), home.token_file, lambda _: None, 120.0)
-    token = home.token_file.read_text()
-    try:
-        home.token_file.unlink()
+    service._on_start = write_down
+    psutil.Process(service.record.pid).kill()
+    wait_until(service.poll)
+    service.start()
+    for _ in range(4):
         assert not service.poll()
-        assert f"token file {home.token_file}: cannot be read" in service.trouble
-        home.token_file.write_text(token)
-        wait_until(lambda: not service.poll() and service.trouble == "")
-    finally:
-        end_of(service.record)
+    assert told == [service.record.pid] * 3
+
+
+def test_service_is_watched_on_while_the_clusters_token_is_being_made_anew(home: Home, service: WatchedService) -> None:
+    token = home.token_file.read_text()
+    home.token_file.unlink()
+    assert not service.poll()
+    assert f"token file {home.token_file}: cannot be read" in service.trouble
+    home.token_file.write_text(token)
+    wait_until(lambda: not service.poll() and service.trouble == "")
 
 
 @pytest.mark.parametrize(
@@ -136,8 +131,7 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Service).serve_forever()
         ("retriever", 500, False),
     ],
 )
-def test_service_is_healthy_when_it_says_so(tmp_path: Path, name: str, status: int, expected: bool) -> None:
-    home = Home(tmp_path)
+def test_service_is_healthy_when_it_says_so(home: Home, name: str, status: int, expected: bool) -> None:
     record = started(home, name, SCRIPT.replace("GET)", f"{status})"))
     try:
         wait_until(lambda: last_lines(Path(record.log)).startswith("listening"))
@@ -145,20 +139,20 @@ def test_service_is_healthy_when_it_says_so(tmp_path: Path, name: str, status: i
         other = record.model_copy(update={"ticks": (record.ticks or 0) - 1})
         assert (find(other), is_healthy(other, home.token_file)) == (None, False)
     finally:
-        end(family(process for process in [find(record)] if process))
+        end_of(record)
     assert not is_healthy(record, home.token_file)
 
 
-def test_service_that_ends_at_its_start_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
-    record = started(Home(tmp_path), "retriever", ENDING)
+def test_service_that_ends_at_its_start_is_told_with_the_end_of_its_log(home: Home) -> None:
+    record = started(home, "retriever", ENDING)
     with pytest.raises(OperatorError, match=r"The retriever ended at its start: no index here \(log: "):
-        await_healthy(record, Home(tmp_path).token_file, 20.0)
+        await_healthy(record, home.token_file, 20.0)
 
 
-def test_service_that_never_answers_is_told_after_the_wait(tmp_path: Path) -> None:
-    record = started(Home(tmp_path), "retriever", "import time; print('loading', flush=True); time.sleep(60)")
+def test_service_that_never_answers_is_told_after_the_wait(home: Home) -> None:
+    record = started(home, "retriever", "import time; print('loading', flush=True); time.sleep(60)")
     try:
         with pytest.raises(OperatorError, match=r"was not healthy within 2 s: loading .* Raise --start-timeout-s"):
-            await_healthy(record, Home(tmp_path).token_file, 2.0)
+            await_healthy(record, home.token_file, 2.0)
     finally:
-        end(family(process for process in [find(record)] if process))
+        end_of(record)

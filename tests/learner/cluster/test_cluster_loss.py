@@ -12,6 +12,7 @@ import pytest
 from learner.cluster.cluster_loss import describe_cluster_loss
 from protocol.node.home import ClusterState, ProcessRecord
 from protocol.node.identity import process_space, started_ticks
+from tests.fakes.cluster_state import cluster_state
 
 
 @pytest.fixture
@@ -21,11 +22,8 @@ def listener() -> "socket.socket":
 
 def cluster(listener: "socket.socket", pid: int, started_at: float, name: str = "ray") -> ClusterState:
     host, port = listener.getsockname()[:2]
-    return ClusterState(
-        ray_address=f"{host}:{port}", namespace="sluice", node_ip=host, retriever_url="http://127.0.0.1:9/retrieve",
-        reward_url=None, token_file="", ray_token_file="", keys_dir="",
-        processes=[ProcessRecord(name=name, pid=pid, started_at=started_at, url=None, log="")],
-    )  # fmt: skip
+    record = ProcessRecord(name=name, pid=pid, started_at=started_at, url=None, log="")
+    return cluster_state(ray_address=f"{host}:{port}", node_ip=host, processes=[record])
 
 
 def test_cluster_is_there_while_its_process_runs_and_its_port_answers(listener: "socket.socket") -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from learner.coordinator.changes import answers_origin
 from protocol.errors import OperatorError
-from protocol.node.home import ClusterState, write_cluster
+from protocol.node.home import write_cluster
 from protocol.settings.run_spec import TOOL_LIST
 from rewards.service import RewardService
+from tests.fakes.cluster_state import cluster_state
 from tests.fakes.http_servers import free_address, serving
 from tests.learner.coordinator.coordinator_script import Script, settings_of
 
@@ -136,9 +137,7 @@ def test_operator_is_told_when_the_clusters_own_service_has_another_scorer(
     monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
     own: Any = SimpleNamespace(digest="exact_match")
     with serving(RewardService(own, "exact_match").app()) as address:
-        parts = dict.fromkeys(("ray_address", "namespace", "node_ip", "retriever_url"), "")
-        files = dict.fromkeys(("token_file", "ray_token_file", "keys_dir"), "")
-        write_cluster(ClusterState(reward_url=f"{address}/", processes=[], **parts, **files))
+        write_cluster(cluster_state(reward_url=f"{address}/"))
         script = Script(tmp_path, settings_of()).resume(0)
         assert script.coordinator.status().notices == ()
         own.digest = "math_answer"
@@ -209,8 +208,7 @@ def test_evaluation_after_the_change_says_since_when_its_endpoints_score(tmp_pat
     script = Script(tmp_path, settings_of(**sections, **scored_by(EM)), num_held_out=1)
     script.ledger.close()
     script = Script(tmp_path, settings_of(**sections, **scored_by({**EM, "weight": 2})), num_held_out=1)
-    for lease in script.demand(num_groups=1):
-        script.finish("s1", lease)
+    script.demand_and_finish(num_groups=1)
     script.advance()
     assert script.metrics()[0]["eval/rewards_since"] == 1
 

@@ -8,12 +8,12 @@ import pytest
 from learner.run.parts import describe_parts
 from protocol.node.home import ClusterState
 from protocol.settings.settings import Settings
+from tests.fakes.cluster_state import cluster_state
 
 
 def cluster(**options: Any) -> ClusterState:
-    names = ("ray_address", "namespace", "node_ip", "retriever_url", "token_file", "ray_token_file", "keys_dir")
     url = None if options.get("no_reward") else "http://127.0.0.1:8001/"
-    return ClusterState(**dict.fromkeys(names, ""), reward_url=url, processes=[], options=options)
+    return cluster_state(reward_url=url, options=options)
 
 
 ENDPOINT = {"rewards": {"endpoints": [{"name": "mine", "url": "http://127.0.0.1:9/"}]}}

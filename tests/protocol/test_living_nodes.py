@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.node.ray_nodes import living_nodes
+from protocol.ray_calls import living_nodes
 
 
 def node(name: str, port: int = 0, raylet: str = "raylet", *, is_alive: bool = True) -> dict[str, Any]:
