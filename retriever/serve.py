@@ -12,7 +12,7 @@ from protocol.http.bearer import read_token
 from protocol.http.listen import LOOPBACK, add_listen_options, bind, positive
 from protocol.http.service import run_service, serve_app
 from retriever.index_folder import content_hash, open_or_build
-from retriever.indexes.by_name import INDEXES, add_index_arguments, index_options
+from retriever.indexes.by_name import add_index_arguments, index_options
 from retriever.service import Limits, RetrieverService
 
 
@@ -21,10 +21,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    name = arguments.retriever_name
-    if name not in INDEXES:
-        raise OperatorError(f"retriever: --retriever-name {name} is not known. Choose one of: {', '.join(INDEXES)}.")
-    token = _token(arguments)
+    name, token = arguments.retriever_name, _token(arguments)
     # Bound before the index is read: a taken port is reported at once, not after minutes of building.
     listener = bind("retriever", arguments.host, arguments.port)
     others = [bind("retriever", host, listener.getsockname()[1]) for host in arguments.also_on]

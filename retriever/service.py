@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Response
+from fastapi import Depends, FastAPI, HTTPException, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from protocol.http.admission import Admission, AdmissionMiddleware
 from protocol.http.app import body_schema, make_app, typed_body
 from protocol.http.bodies import CONTENT_HASH, BodyError, RetrieveRequest
 from retriever.corpus import Corpus
@@ -53,29 +52,28 @@ class RetrieverService:
         self._backend = backend
         self._content_hash = content_hash
         self._metrics = _Metrics()
-        self._admission = Admission(self._limits.max_waiting)
-        self._metrics.waiting.set_function(lambda: self._admission.num_running)
+        self._num_running = 0
+        self._metrics.waiting.set_function(lambda: self._num_running)
 
     def app(self) -> FastAPI:
         """Return the application; one per service."""
         app = make_app(f"Retriever: {self._name}", self._metrics.registry, self._metrics.requests)
         app.get("/health")(self._health)
-        app.add_middleware(
-            AdmissionMiddleware,
-            path="/retrieve",
-            admission=self._admission,
-            detail="too many searches are waiting; come back later",
-            retry_after_s=self._limits.retry_after_s,
-            count=self._metrics.requests.labels("503").inc,
-        )
         read = typed_body(RetrieveRequest, MAX_REQUEST_BYTES, self._limits.body_s)
 
-        @app.post("/retrieve", openapi_extra=body_schema(RetrieveRequest))
+        not_full = Depends(self._refuse_when_full)  # before the body is read
+
+        @app.post("/retrieve", dependencies=[not_full], openapi_extra=body_schema(RetrieveRequest))
         async def retrieve(body: Annotated[RetrieveRequest, Depends(read)]) -> Response:
             """Find the passages of each query, best first."""
             return JSONResponse({"result": await self._retrieve(body)}, headers={CONTENT_HASH: self._content_hash})
 
         return app
+
+    async def _refuse_when_full(self) -> None:
+        if self._num_running >= self._limits.max_waiting:
+            detail = "too many searches are waiting; come back later"
+            raise HTTPException(503, detail, {"retry-after": str(self._limits.retry_after_s)})
 
     async def _retrieve(self, request: RetrieveRequest) -> list[list[dict[str, Any]]]:
         topk = request.topk or self._limits.topk
@@ -83,8 +81,11 @@ class RetrieverService:
             problem = f"has {len(request.queries)} entries, which times topk {topk} is over {self._limits.max_passages}"
             raise BodyError("$.queries", problem)
         started = time.perf_counter()
-        with self._admission.running():
+        self._num_running += 1
+        try:
             found = await self._searcher.search(request.queries, topk)
+        finally:
+            self._num_running -= 1
         self._metrics.queries.inc(len(request.queries))
         self._metrics.seconds.observe(time.perf_counter() - started)
         self._metrics.cached.set(self._searcher.num_cached)

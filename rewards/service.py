@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.requests import ClientDisconnect
 
-from protocol.http.app import body_schema, make_app, typed_body
+from protocol.http.app import body_schema, make_app, typed_body, wait_for_disconnect
 from protocol.http.bodies import RewardReply, RewardRequest
 from rewards.sample import Sample, Score, Scorer, ScorerFailure, make_sample
 
@@ -44,7 +44,7 @@ class RewardService:
     async def _score_until_disconnect(self, request: Request, samples: list[Sample]) -> list[Score]:
         """Return the samples' scores. Raises: ClientDisconnect if the client leaves; queued samples are skipped."""
         scoring = asyncio.ensure_future(self._scorer(samples))
-        leaving = asyncio.ensure_future(_wait_for_disconnect(request))
+        leaving = asyncio.ensure_future(wait_for_disconnect(request))
         try:
             await asyncio.wait([scoring, leaving], return_when=asyncio.FIRST_COMPLETED)
             if not scoring.done():
@@ -57,11 +57,6 @@ class RewardService:
     async def _health(self) -> Response:
         code = {"code": digest} if (digest := getattr(self._scorer, "digest", "")) else {}
         return JSONResponse({"status": "ok", "scorer": self._name, **code})
-
-
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _samples_of(body: RewardRequest) -> list[Sample]:

@@ -18,9 +18,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from deploy.tinker import bodies
-from deploy.tinker.journal import Journal, OtherRequestError, Request, Result, SamplerRow
+from deploy.tinker.journal import Journal, Request, SamplerRow
 from deploy.tinker.learning import Learning
-from deploy.tinker.naming import check_base, model_id, request_id, sampler_id, second_request_text
+from deploy.tinker.naming import check_base, model_id, request_id, sampler_id
 from deploy.tinker.sampling import Sampling, sequence_ids
 from deploy.tinker.wire import RequestError, in_order, read_head
 from protocol.http.app import BodyTooLargeError, read_body
@@ -108,8 +108,7 @@ class Api:
             if self._key is not None and not hmac.compare_digest(given.encode(), self._key.encode()):
                 return _error(401, "X-API-Key is not the key of this service. Set TINKER_API_KEY to it.")
             try:
-                length = request.headers.get("content-length")
-                return await call(request, await read_body(request.stream(), length, _MAX_BODY_BYTES))
+                return await call(request, await read_body(request, _MAX_BODY_BYTES))
             except (BodyError, RequestError) as error:
                 return _error(422, str(error))
             except BodyTooLargeError as error:
@@ -126,7 +125,7 @@ class Api:
                 raise HTTPException(404, f"The model {owner} was not created in this service's folder.")
             self._see(owner.partition(":train:")[0])
             made = Request(request_id(owner, seq), owner, seq, verb, in_order(body) if place is read_head else body)
-            if await self._add(made):
+            if await asyncio.to_thread(self._journal.add, made):
                 assert self._learning is not None
                 self._learning.add(made)
             return JSONResponse({"request_id": made.id, "model_id": owner})
@@ -142,17 +141,10 @@ class Api:
         if self._sampling.num_in_flight >= _MAX_SAMPLES:
             raise HTTPException(429, f"{_MAX_SAMPLES} sample requests are in flight. Try again.")
         made = Request(request_id(sampler.id, body.seq_id), sampler.id, body.seq_id, "asample", raw)
-        if await self._add(made):
+        if await asyncio.to_thread(self._journal.add, made):
             self._sampling.add(made)
         names = sequence_ids(body, sampler, self._about.name)
         return JSONResponse({"request_id": made.id, "sample_sequence_ids": names})
-
-    async def _add(self, made: Request) -> bool:
-        """Write a request down; False for one that is sent again. Raises: RequestError for another one."""
-        try:
-            return await asyncio.to_thread(self._journal.add, made)
-        except OtherRequestError:
-            raise RequestError(second_request_text(made.owner, made.seq)) from None
 
     async def _retrieve(self, request: HttpRequest, raw: bytes) -> Response:
         name = read_request(bodies.RetrieveFuture, raw).request_id
@@ -170,7 +162,8 @@ class Api:
             raise HTTPException(410, f"The request {name} is not known, or too old.") from None
         self._waiting.pop(name, None)
         assert result is not None
-        return _response(result)
+        kind = "application/x-protobuf" if result.kind == "protobuf" else "application/json"
+        return Response(result.content, media_type=kind)
 
     async def _create_session(self, request: HttpRequest, raw: bytes) -> Response:
         name = uuid4().hex
@@ -235,12 +228,7 @@ class Api:
             if saved is None or saved.place.endswith(".safetensors"):
                 raise HTTPException(404, f"model_path = {body.model_path} has no sampler weights here.")
             row = SamplerRow(name, saved.path, saved.place, saved.step)
-        try:
-            await asyncio.to_thread(self._journal.check_sampler, row)
-        except OtherRequestError:
-            raise RequestError(
-                second_request_text(f"The session {body.session_id}", body.sampling_session_seq_id)
-            ) from None
+        await asyncio.to_thread(self._journal.check_sampler, row)
         await asyncio.to_thread(self._journal.put, row)
         return JSONResponse({"sampling_session_id": name, "type": "create_sampling_session"})
 
@@ -303,11 +291,6 @@ _PLACES: dict[str, Callable[[bytes], tuple[str, int]]] = {
     "save_weights_for_sampler": _place_of_head,
     "save_weights_external": _place_of_head,
 }
-
-
-def _response(result: Result) -> Response:
-    kind = "application/x-protobuf" if result.kind == "protobuf" else "application/json"
-    return Response(result.content, media_type=kind)
 
 
 def _error(status: int, text: str) -> Response:

@@ -5,6 +5,7 @@ transaction writes a result together with every change that the request made.
 """
 
 import hashlib
+import json
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from deploy.tinker.naming import second_request
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS request (
@@ -30,10 +33,6 @@ CREATE TABLE IF NOT EXISTS sampler (
 """
 # Newest requests whose results are kept. A client reads a result within seconds.
 _KEPT_RESULTS = 4096
-
-
-class OtherRequestError(Exception):
-    """Another request has this one's place in the order of its owner."""
 
 
 Kind = Literal["json", "protobuf", "error"]
@@ -56,6 +55,11 @@ class Result:
 
     kind: Kind  # form of the bytes; error: JSON
     content: bytes
+
+    @classmethod
+    def failure(cls, text: str, category: Literal["user", "server"]) -> "Result":
+        """category: whose fault it is."""
+        return cls("error", json.dumps({"error": text, "category": category}).encode())
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ class Journal:
     def add(self, request: Request) -> bool:
         """Write a request down; False when it came before, so that it is not run again.
 
-        Raises: OtherRequestError when another request has its place in the order.
+        Raises: RequestError when another request has its place in the order.
         """
         digest = hashlib.sha256(request.verb.encode() + b"\0" + request.body).digest()
         with self._transaction():
@@ -121,7 +125,7 @@ class Journal:
             )
             (earlier,) = self._one("SELECT digest FROM request WHERE id = ?", request.id)
         if earlier not in (digest, None):  # None: of a journal without digests
-            raise OtherRequestError(request.id)
+            raise second_request(request.owner, request.seq)
         return done.rowcount == 1
 
     def finish(self, request: Request, result: Result, rows: Sequence[Row] = ()) -> None:
@@ -150,9 +154,10 @@ class Journal:
             self._put(row)
 
     def check_sampler(self, row: SamplerRow) -> None:
-        """Raises: OtherRequestError when another sampling session has this one's name."""
+        """Raises: RequestError when another sampling session has this one's name."""
         if self.sampler(row.id) not in (row, None):
-            raise OtherRequestError(row.id)
+            session, _, seq = row.id.rpartition(":sample:")
+            raise second_request(f"The session {session}", seq)
 
     def result(self, request_id: str) -> Result | None:
         """Return a request's result; None while it has none. Raises: KeyError for an unknown or a very old request."""

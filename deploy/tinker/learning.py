@@ -25,8 +25,8 @@ from deploy.tinker.bodies import (
     SaveForSampler,
     SaveWeights,
 )
-from deploy.tinker.journal import Journal, ModelRow, OtherRequestError, Request, Result, Row, SamplerRow, SavedRow
-from deploy.tinker.naming import check_base, checked_name, file_name, sampler_id, second_request_text
+from deploy.tinker.journal import Journal, ModelRow, Request, Result, Row, SamplerRow, SavedRow
+from deploy.tinker.naming import check_base, checked_name, file_name, sampler_id
 from deploy.tinker.wire import RequestError, read_pass, write_pass
 from protocol.http.bodies import BodyError, read_request
 
@@ -125,13 +125,13 @@ class Learning:
         try:
             result, rows = _VERBS[request.verb](self, request)
         except (RequestError, BodyError) as error:
-            result = _failure(str(error), "user")
+            result = Result.failure(str(error), "user")
         except Exception as error:
             # What it left in memory is unknown; the disk has the model.
             self._adapters.pop(request.owner, None)
             _log.exception("request failed  id=%s verb=%s", request.id, request.verb)
             kept = "The request changed nothing: weights and gradient are as before it."
-            result = _failure(f"{type(error).__name__}: {error}. {kept}", "server")
+            result = Result.failure(f"{type(error).__name__}: {error}. {kept}", "server")
         self._journal.finish(request, result, rows)
         self._remove_old_files(request, rows)
         self._on_result(request.id)
@@ -159,7 +159,7 @@ class Learning:
         except RequestError as error:
             adapter.load(self._state_folder(row.id) / f"{row.seq}.safetensors", with_optimizer=True)
             # The dropped gradient stays dropped after a restart.
-            return _failure(str(error), "user"), [self._save_state(request, row.step)]
+            return Result.failure(str(error), "user"), [self._save_state(request, row.step)]
         return _json(metrics=metrics, type="optim_step"), [self._save_state(request, row.step + 1)]
 
     def _save(self, request: Request) -> Made:
@@ -203,10 +203,7 @@ class Learning:
             return _json(path=path, type="save_weights_for_sampler"), [saved]
         session = request.owner.partition(":train:")[0]
         sampler = SamplerRow(sampler_id(session, body.sampling_session_seq_id), path, place, row.step)
-        try:
-            self._journal.check_sampler(sampler)
-        except OtherRequestError:
-            raise RequestError(second_request_text(f"The session {session}", body.sampling_session_seq_id)) from None
+        self._journal.check_sampler(sampler)
         return _json(sampling_session_id=sampler.id, type="save_weights_for_sampler"), [saved, sampler]
 
     def _refuse_external(self, request: Request) -> Made:
@@ -279,10 +276,6 @@ class Learning:
 
 def _json(**values: object) -> Result:
     return Result("json", json.dumps(values).encode())
-
-
-def _failure(text: str, category: str) -> Result:
-    return Result("error", json.dumps({"error": text, "category": category}).encode())
 
 
 _VERBS: dict[str, Callable[[Learning, Request], Made]] = {

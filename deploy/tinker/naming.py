@@ -21,10 +21,10 @@ def request_id(owner: str, seq: int) -> str:
     return f"{owner}#{seq}"
 
 
-def second_request_text(owner: str, seq: int) -> str:
+def second_request(owner: str, seq: int | str) -> RequestError:
     """Return the refusal of a second request with a number."""
     text = f"{owner} has another request with the number {seq}."
-    return f"{text} Do two processes use copies of one client? Make one in each."
+    return RequestError(f"{text} Do two processes use copies of one client? Make one in each.")
 
 
 def check_base(name: str | None, served: Sequence[str]) -> None:

@@ -68,11 +68,10 @@ class Sampling:
             content = await self._sample(request)
             result = Result("protobuf", content)
         except RequestError as error:
-            result = Result("error", json.dumps({"error": str(error), "category": "user"}).encode())
+            result = Result.failure(str(error), "user")
         except Exception as error:
             _log.exception("request failed  id=%s verb=asample", request.id)
-            text = f"{type(error).__name__}: {error}"
-            result = Result("error", json.dumps({"error": text, "category": "server"}).encode())
+            result = Result.failure(f"{type(error).__name__}: {error}", "server")
         await asyncio.to_thread(self._journal.finish, request, result)
         self._on_result(request.id)
 

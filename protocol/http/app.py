@@ -5,7 +5,7 @@ Each app is documented at /docs and /openapi.json, behind the token if there is 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -29,21 +29,31 @@ class BodyTooLargeError(ValueError):
     """A body is over the limit, for a 413. It was not parsed, and its rest was not read."""
 
 
-async def read_body(chunks: AsyncIterator[bytes], content_length: str | None, max_bytes: int) -> bytes:
-    """Return the body. content_length: the header; None for a chunked body.
+async def read_body(request: Request, max_bytes: int, body_s: float | None = None) -> bytes:
+    """Return a request's body.
 
-    Raises: BodyTooLargeError as soon as the header or the bytes read so far exceed the limit.
+    body_s: longest time until the body is complete; None: no limit.
+    Raises: BodyTooLargeError as soon as the header or the bytes read so far exceed the limit; BodyTimeoutError.
     """
-    declared = int(content_length) if content_length is not None and content_length.isdecimal() else 0
-    body = bytearray()
-    if declared <= max_bytes:
-        async for chunk in chunks:
-            body += chunk
-            if len(body) > max_bytes:
-                break
-        else:
-            return bytes(body)
+    declared, body = request.headers.get("content-length", ""), bytearray()
+    if not declared.isdecimal() or int(declared) <= max_bytes:
+        try:
+            async with asyncio.timeout(body_s):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > max_bytes:
+                        break
+                else:
+                    return bytes(body)
+        except TimeoutError:
+            raise BodyTimeoutError(f"the body was not complete within {body_s:g} s") from None
     raise BodyTooLargeError(f"the body is over {max_bytes} bytes")
+
+
+async def wait_for_disconnect(request: Request) -> None:
+    """Return when the client of a request whose body was read has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def make_app(title: str, registry: CollectorRegistry, requests: Counter) -> FastAPI:
@@ -66,18 +76,10 @@ def make_app(title: str, registry: CollectorRegistry, requests: Counter) -> Fast
 def typed_body(
     model: type[_Body], max_bytes: int, body_s: float | None = None
 ) -> Callable[[Request], Awaitable[_Body]]:
-    """Return a dependency that reads a request's body as `model`; the content type is ignored.
-
-    body_s: longest time until the body is complete; None: no limit.
-    """
+    """Return a dependency that reads a body as `model`, whatever its content type. body_s: as of `read_body`."""
 
     async def read(request: Request) -> _Body:
-        try:
-            async with asyncio.timeout(body_s):
-                body = await read_body(request.stream(), request.headers.get("content-length"), max_bytes)
-        except TimeoutError:
-            raise BodyTimeoutError(f"the body was not complete within {body_s:g} s") from None
-        return read_request(model, body)
+        return read_request(model, await read_body(request, max_bytes, body_s))
 
     return read
 

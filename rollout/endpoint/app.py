@@ -186,11 +186,7 @@ def _add_sessions(app: FastAPI, sessions: Sessions, base_url: str) -> None:
 
 
 async def _read_raw(request: Request) -> bytes:
-    try:
-        async with asyncio.timeout(_BODY_S):
-            return await read_body(request.stream(), request.headers.get("content-length"), _MAX_BODY_BYTES)
-    except TimeoutError:
-        raise BodyTimeoutError(f"the body was not sent within {_BODY_S:g} s") from None
+    return await read_body(request, _MAX_BODY_BYTES, _BODY_S)
 
 
 def _answer_errors_as_openai(app: FastAPI) -> None:

@@ -19,6 +19,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from protocol.errors import NeighbourError
+from protocol.http.app import wait_for_disconnect
 from rollout.endpoint.requests import Refusal
 from rollout.endpoint.turns import TurnReply
 
@@ -53,7 +54,7 @@ class PendingTurn:
 
         Raises: Refusal with the reason of a failure; ClientDisconnect when the client left: its turn is still made.
         """
-        left = asyncio.create_task(_until_disconnect(request))
+        left = asyncio.create_task(wait_for_disconnect(request))
         self.num_waiting += 1
         try:
             await asyncio.wait({self.task, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -122,8 +123,3 @@ class Retries:
             return abandoned
         # The client may have left unnoticed, or the answer got lost: most likely that of the newest request.
         return min(reversed(alike), key=lambda each: (each.is_delivered, each.num_waiting), default=None)
-
-
-async def _until_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

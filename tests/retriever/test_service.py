@@ -95,13 +95,18 @@ def test_retrieve_answers_as_many_passages_as_a_request_may_ask_for(http: httpx.
     assert [len(items) for items in found] == [1, 0] * 25
 
 
+def _answer_without_body(address: str) -> bytes:
+    """Return the beginning of the answer to a request whose body is never sent whole."""
+    where = urlsplit(address)
+    with socket.create_connection((where.hostname, where.port), timeout=10) as connection:
+        connection.sendall(b'POST /retrieve HTTP/1.1\r\nhost: a\r\ncontent-length: 20\r\n\r\n{"que')
+        return connection.recv(13)
+
+
 def test_body_that_is_never_sent_whole_is_answered_408() -> None:
     service = RetrieverService(Bm25Index.build(CORPUS), CORPUS, "towns", Limits(body_s=0.2))
     with serving(service.app()) as address:
-        where = urlsplit(address)
-        with socket.create_connection((where.hostname, where.port), timeout=10) as connection:
-            connection.sendall(b'POST /retrieve HTTP/1.1\r\nhost: a\r\ncontent-length: 20\r\n\r\n{"que')
-            assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+        assert _answer_without_body(address) == b"HTTP/1.1 408 "
 
 
 def test_openapi_shows_the_body(http: httpx.Client) -> None:
@@ -155,6 +160,7 @@ async def test_retrieve_refuses_more_than_its_queue_holds_while_health_answers()
                 await asyncio.sleep(0.01)
             refused = await http.post("/retrieve", json={"queries": ["a"]})
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert await asyncio.to_thread(_answer_without_body, address) == b"HTTP/1.1 503 "
             assert (await http.get("/health")).status_code == 200
             index.may_finish.set()
             assert [(await answer).json() for answer in accepted] == [{"result": [[]]}, {"result": [[]]}]

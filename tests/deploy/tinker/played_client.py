@@ -81,6 +81,12 @@ class Client:
     def start(self) -> None:
         threading.Thread(target=self.learning.run, daemon=True).start()
 
+    def begin(self) -> "Client":
+        """Start the service's thread and create the model; returns the client."""
+        self.start()
+        self.create()
+        return self
+
     def send(self, verb: str, seq: int, body: bytes | Mapping[str, Any], owner: str = MODEL) -> str:
         """Send a request; returns its name."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()

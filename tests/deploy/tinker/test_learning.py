@@ -52,8 +52,7 @@ def test_requests_run_in_the_order_of_their_numbers_not_of_arrival(base: BaseMod
 def test_a_request_that_is_sent_twice_is_applied_once(base: BaseModel, tmp_path: Path) -> None:
     twice, once = Client(tmp_path / "twice", base), Client(tmp_path / "once", base)
     for client in (twice, once):
-        client.start()
-        client.create()
+        client.begin()
         client.send("forward_backward", 1, pass_body(ONE))
         if client is twice:
             client.send("forward_backward", 1, pass_body(ONE))
@@ -67,14 +66,10 @@ def test_a_request_that_is_sent_twice_is_applied_once(base: BaseModel, tmp_path:
 
 
 def test_a_service_that_starts_again_continues_with_the_same_bits(base: BaseModel, tmp_path: Path) -> None:
-    whole = Client(tmp_path / "whole", base)
-    whole.start()
-    whole.create()
+    whole = Client(tmp_path / "whole", base).begin()
     run_script(whole, 0, 4)
 
-    first = Client(tmp_path / "cut", base)
-    first.start()
-    first.create()
+    first = Client(tmp_path / "cut", base).begin()
     run_script(first, 0, 2)
     first.wait(first.send("forward_backward", 7, pass_body(ONE, seq=7)))  # its gradient is in memory alone
     second = Client(tmp_path / "cut", base)
@@ -88,9 +83,7 @@ def test_a_service_that_starts_again_continues_with_the_same_bits(base: BaseMode
 
 
 def test_saved_state_makes_a_new_model_with_its_optimizer(base: BaseModel, tmp_path: Path) -> None:
-    client = Client(tmp_path, base)
-    client.start()
-    client.create()
+    client = Client(tmp_path, base).begin()
     run_script(client, 0, 2)
     body = {"model_id": MODEL, "seq_id": 7, "path": "mid"}
     path = json.loads(client.wait(client.send("save_weights", 7, body)))["path"]
@@ -108,9 +101,7 @@ def test_saved_state_makes_a_new_model_with_its_optimizer(base: BaseModel, tmp_p
 
 
 def test_a_gradient_that_is_not_finite_changes_no_weight(base: BaseModel, tmp_path: Path) -> None:
-    client = Client(tmp_path, base)
-    client.start()
-    client.create()
+    client = Client(tmp_path, base).begin()
     run_script(client, 0, 1)
     before = state(client)
     bad = datum([5, 6, 7], logprobs=[-1.0, -np.inf], advantages=[1.0, 1.0])
@@ -147,8 +138,7 @@ def test_a_step_that_a_full_disk_ends_can_be_sent_again(
 ) -> None:
     full, plain = Client(tmp_path / "full", base), Client(tmp_path / "plain", base)
     for client in (full, plain):
-        client.start()
-        client.create()
+        client.begin()
         run_script(client, 0, 1)
         client.wait(client.send("forward_backward", 4, pass_body(ONE, seq=4)))
         if client is full:
@@ -171,8 +161,7 @@ def no_space(adapter: Adapter, path: Path) -> None:
 def test_a_failed_request_leaves_the_gradient_and_the_order(base: BaseModel, tmp_path: Path) -> None:
     failing, plain = Client(tmp_path / "failing", base), Client(tmp_path / "plain", base)
     for client in (failing, plain):
-        client.start()
-        client.create()
+        client.begin()
         client.send("forward_backward", 1, pass_body(ONE))
         loss = "gspo" if client is failing else "cross_entropy"
         client.send("forward_backward", 2, pass_body(TWO, loss, seq=2, forward_only=client is plain))
@@ -182,9 +171,7 @@ def test_a_failed_request_leaves_the_gradient_and_the_order(base: BaseModel, tmp
 
 
 def test_a_refused_request_fails_in_its_place_and_the_next_one_runs(base: BaseModel, tmp_path: Path) -> None:
-    client = Client(tmp_path, base)
-    client.start()
-    client.create()
+    client = Client(tmp_path, base).begin()
     wrong = client.error(client.step(1, beta2=1.0))
     body = {"model_id": MODEL, "seq_id": 2, "path": "mine"}
     external = client.error(client.send("save_weights_external", 2, body))
@@ -199,9 +186,7 @@ def test_a_model_beyond_the_memory_is_refused_until_another_session_ends(base: B
     probe.start()
     probe.wait(probe.create())
     size = next(iter(probe.learning._adapters.values())).num_bytes
-    client = Client(tmp_path / "client", base, adapter_bytes=size)
-    client.start()
-    client.create()
+    client = Client(tmp_path / "client", base, adapter_bytes=size).begin()
     client.send("forward_backward", 1, pass_body(ONE))
     client.wait(client.step(2, learning_rate=0.01))
 
@@ -272,9 +257,7 @@ def test_sixteen_clients_have_the_bits_that_each_has_alone(base: BaseModel, tmp_
 
 
 def test_weights_of_sampling_sessions_are_removed_when_sixteen_are_newer(base: BaseModel, tmp_path: Path) -> None:
-    client = Client(tmp_path, base)
-    client.start()
-    client.create()
+    client = Client(tmp_path, base).begin()
     body = {"model_id": MODEL, "path": "kept"}
     client.send("save_weights_for_sampler", 1, {**body, "seq_id": 1})
     for seq in range(2, 20):
