@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -88,6 +88,15 @@ class GlooGroup:
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address_toward(address))]
         options._threads = 1
         self._group = dist.ProcessGroupGloo(dist.PrefixStore(key, store), rank, world_size, options)
+
+    @classmethod
+    def join(cls, init: Mapping[str, Any], worker: int = 0) -> GlooGroup:
+        """Return the group of a worker of a server, as __init__ does.
+
+        init: address, port, key, world_size and deadline_s, and rank_offset: the rank of the server's first worker.
+        """
+        store, rank = reach_store(init["address"], init["port"], init["deadline_s"]), init["rank_offset"] + worker
+        return cls(store, init["key"], rank, init["world_size"], init["address"], init["deadline_s"])
 
     def broadcast(self, flat: Tensor) -> None:
         """Raises: PeerLostError with gloo's reason."""

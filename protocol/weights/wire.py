@@ -6,7 +6,7 @@ the digest of all buckets. Torch is imported inside functions only: importing `p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -57,14 +57,6 @@ Bucket = tuple[TensorMeta, ...]
 def bucket_num_bytes(bucket: Bucket) -> int:
     """Return the length of the flat buffer that carries this bucket, padding included."""
     return ROW_BYTES * sum(meta.num_rows for meta in bucket)
-
-
-def bucket_views(flat: Tensor, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, view) for each tensor of the bucket; the views share memory with `flat`, a uint8 tensor."""
-    row = 0
-    for meta in bucket:
-        yield meta.name, stacked_view(flat, row, meta, 1)[0]
-        row += meta.num_rows
 
 
 def stacked_view(flat: Tensor, row: int, meta: TensorMeta, count: int) -> Tensor:

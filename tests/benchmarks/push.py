@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from tests.benchmarks.push_rank import NUM_RANKS, Pushed, RankTask, run_rank
-from tests.benchmarks.push_server import served
+from tests.benchmarks.push_server import served_models
 from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.ports import free_port
 from tests.fakes.tiny_models import make_tiny_model
@@ -56,7 +56,7 @@ def main() -> int:
     for size, is_tied, way in product(sizes, (True,) if asked.short else (True, False), asked.ways.split(",")):
         with tempfile.TemporaryDirectory() as name:
             model = make_tiny_model(Path(name), tied=is_tied, width=_WIDTH, seed=asked.seed, **_FORMS[size])
-            with served(model, _NUM_SERVERS, way) as servers:
+            with served_models(model, _NUM_SERVERS, way) as servers:
                 for stage in stages:
                     backend: Literal["gloo", "ipc"] = "ipc" if way == "ipc" else "gloo"
                     task = RankTask(

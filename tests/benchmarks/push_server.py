@@ -8,23 +8,16 @@ It ends when its standard input does. WAY: how pushes come, "second_copy" or "in
 import asyncio
 import json
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from protocol.weights.controls import Attempt
-from protocol.weights.group import GlooGroup, reach_store
-from tests.chaos.rig.control_line import ControlLine, serve_controls
+from protocol.weights.group import GlooGroup
+from tests.chaos.rig.control_line import HOST, ControlLine, serve_controls, served
 from tests.fakes.ports import free_port
-from tests.fakes.waiting import wait_until
-
-_HOST = "127.0.0.1"
-_START_S = 300.0
 
 
 class MeasuredLine(ControlLine):
@@ -68,10 +61,7 @@ class MeasuredServer:
         def take() -> None:
             import torch
 
-            store = reach_store(init["address"], init["port"], init["deadline_s"])
-            group = GlooGroup(
-                store, init["key"], init["rank_offset"], init["world_size"], init["address"], init["deadline_s"]
-            )
+            group = GlooGroup.join(init)
             flat = torch.ones(max(sizes), dtype=torch.uint8)
             for size in sizes:
                 group.broadcast(flat[:size])
@@ -86,30 +76,11 @@ class MeasuredServer:
 
 
 @contextmanager
-def served(model: Path, num_servers: int, way: str) -> Iterator[list[tuple[str, int]]]:
+def served_models(model: Path, num_servers: int, way: str) -> Iterator[list[tuple[str, int]]]:
     """Yield (name, port) of servers of this model; they have ended when the context has."""
     places = [(f"server-{number}", free_port()) for number in range(num_servers)]
-    command = [sys.executable, "-m", "tests.benchmarks.push_server", str(model)]
-    processes = [
-        # What gloo and vLLM print is not for who reads the figures.
-        subprocess.Popen([*command, str(port), way], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        for _, port in places
-    ]
-    try:
-        for process, (_, port) in zip(processes, places, strict=True):
-            wait_until(partial(_listens, process, port), _START_S)
+    with served({port: ["tests.benchmarks.push_server", str(model), str(port), way] for _, port in places}):
         yield places
-    finally:
-        for process in processes:
-            with suppress(BrokenPipeError):
-                process.communicate()
-
-
-def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
-    assert process.poll() is None, "a server did not start"
-    with suppress(OSError), socket.create_connection((_HOST, port)):
-        return True
-    return False
 
 
 def reset_peak(pid: int | str) -> int:
@@ -137,7 +108,7 @@ async def _serve(model: Path, port: int, way: str) -> None:
     if way == "ipc":
         request = request.model_copy(update={"weights_backend": "ipc"})
     engine = await Engine.start(request)
-    await serve_controls(MeasuredServer(engine), _HOST, port)
+    await serve_controls(MeasuredServer(engine), HOST, port)
     await asyncio.to_thread(sys.stdin.read)
     engine.shutdown()
     os._exit(0)  # connections that the learner left open would each say so

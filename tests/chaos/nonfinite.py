@@ -44,12 +44,12 @@ from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.push import RankPusher
 from learner.rank.solo_work import SoloWork
 from protocol.settings.settings import Settings
-from tests.chaos.rig.receiving_server import ReceivingServer
 from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.tiny_models import make_tiny_model
 from tests.learner.coordinator.coordinator_script import Script, settings_of
 from tests.learner.models.forked_world import run_world
 from tests.learner.models.small_policy import same, settings, trajectories
+from tests.learner.weights.fake_server import FakeServer
 
 NUM_RANKS = 2
 # What all ranks found, as the worst of them found it.
@@ -106,7 +106,7 @@ class Rank:
         self.stage = stage
         self.draw = Random(seed + stage)  # the same on every rank
         self.policy = PolicyEngine(settings(self.model, stage))
-        self.server = ReceivingServer("server")
+        self.server = FakeServer("server")
         servers = [self.server] if self.rank == 0 else []
         self.pusher = RankPusher(self.policy, RUN_SETTINGS, servers, "127.0.0.1", "gloo", [])
         self.step_number = self.version = 0

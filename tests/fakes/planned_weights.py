@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
-from protocol.weights.wire import Bucket, TensorMeta, cut_into_runs
+from protocol.weights.wire import Bucket, TensorMeta, cut_into_runs, stacked_view
 
 Gathered = Iterator[list[tuple[str, Tensor]]]
 
@@ -19,3 +19,11 @@ def planned(named: Iterable[tuple[str, Tensor]], bucket_bytes: int) -> tuple[tup
     tensors = dict(named)
     plan = plan_buckets([TensorMeta(name, "float32", tuple(t.shape)) for name, t in tensors.items()], bucket_bytes)
     return plan, ([(meta.name, tensors[meta.name]) for meta in bucket] for bucket in plan)
+
+
+def bucket_views(flat: Tensor, bucket: Bucket) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, view) for each tensor of the bucket; the views share memory with `flat`, a uint8 tensor."""
+    row = 0
+    for meta in bucket:
+        yield meta.name, stacked_view(flat, row, meta, 1)[0]
+        row += meta.num_rows

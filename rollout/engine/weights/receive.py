@@ -28,7 +28,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferInitInfo
 
-from protocol.weights.group import BroadcastGroup, GlooGroup, ReceivedPush, in_thread, nccl_broadcast, reach_store
+from protocol.weights.group import BroadcastGroup, GlooGroup, ReceivedPush, in_thread, nccl_broadcast
 from protocol.weights.same_machine import SameMachineGroup, card_address
 from protocol.weights.wire import Bucket, PlanReader
 from rollout.engine.weights.reload import Reload, drop_expert_kernels
@@ -81,7 +81,7 @@ class GlooWeightEngine(WeightTransferEngine):  # type: ignore[misc]
 
     def init_transfer_engine(self, init_info: GlooInit) -> None:
         """Start the rendezvous in a thread: a learner that is gone must not block generation in this worker."""
-        self._group = in_thread("weight-group", partial(_join, init_info, self.parallel_config.rank))
+        self._group = in_thread("weight-group", partial(GlooGroup.join, vars(init_info), self.parallel_config.rank))
 
     def parse_update_info(self, update_dict: dict[str, Any]) -> WeightUpdate:
         return _read_update(update_dict)
@@ -270,9 +270,3 @@ def _read_update(update: dict[str, Any]) -> WeightUpdate:
     if set(update) == {"expected_digest"}:
         return WeightUpdate(expected_digest=update["expected_digest"])
     return WeightUpdate(message=update)
-
-
-def _join(init: GlooInit, worker_rank: int) -> GlooGroup:
-    store = reach_store(init.address, init.port, init.deadline_s)
-    rank = init.rank_offset + worker_rank
-    return GlooGroup(store, init.key, rank, init.world_size, init.address, init.deadline_s)

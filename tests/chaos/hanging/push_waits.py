@@ -14,9 +14,9 @@ import torch
 from learner.weights.push import WeightPusher
 from tests.chaos.hanging.way import Way, fork, timed
 from tests.chaos.rig.control_line import ControlLine, serve_controls
-from tests.chaos.rig.receiving_server import ReceivingServer
 from tests.fakes.cuttable_link import CuttableLink
 from tests.fakes.planned_weights import planned
+from tests.learner.weights.fake_server import FakeServer
 
 _DEADLINE_S = 2.0
 _SILENCE_S = 1.0
@@ -54,7 +54,7 @@ class _Victim:
     """A server in a process of its own that stands still when it is told a verb."""
 
     def __init__(self, fault: str, verb: str) -> None:
-        self._server = ReceivingServer("victim")
+        self._server = FakeServer("victim")
         self._fault = fault
         self._verb = verb
         self._is_armed = verb == "join"
@@ -106,7 +106,7 @@ def _push(fault: str, verb: str, folder: Path) -> tuple[str, float]:
     line = ControlLine("victim", "127.0.0.1", port)
     if fault == "cut":
         line = _CutLine(CuttableLink("127.0.0.1", port), verb)
-    pusher = WeightPusher([ReceivingServer("near"), line], "127.0.0.1", "gloo", _DEADLINE_S, silence_s=_SILENCE_S)
+    pusher = WeightPusher([FakeServer("near"), line], "127.0.0.1", "gloo", _DEADLINE_S, silence_s=_SILENCE_S)
     if verb != "join":
         _push_version(pusher, 1)
     if verb == "probe":

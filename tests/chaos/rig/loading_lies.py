@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-from protocol.weights.wire import bucket_views
 from rollout.engine.vllm_plugin import WorkerCalls
 from rollout.engine.weights.receive import ReceivedBuckets
+from tests.fakes.planned_weights import bucket_views
 
 Weights = Mapping[str, Tensor]
 Lie = Callable[[Weights, Weights], None]

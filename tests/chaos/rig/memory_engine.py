@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from protocol.errors import NeighbourError
-from protocol.weights.group import GlooGroup, ReceivedPush, in_thread, reach_store
-from protocol.weights.wire import Bucket, bucket_views, read_update_message
+from protocol.weights.group import GlooGroup, ReceivedPush, in_thread
+from protocol.weights.wire import Bucket, read_update_message
 from tests.fakes.engines import PacedEngine
+from tests.fakes.planned_weights import bucket_views
 
 Token = tuple[int, float]
 Staged = list[tuple[Bucket, torch.Tensor]]
@@ -50,7 +51,7 @@ class MemoryEngine(PacedEngine):
 
     async def join_weights(self, init: dict[str, Any], timeout_s: float) -> None:
         self._staged = self._group = None
-        self._group = await asyncio.wrap_future(in_thread("weight-group", partial(_join, init)))
+        self._group = await asyncio.wrap_future(in_thread("weight-group", partial(GlooGroup.join, init)))
 
     async def prepare(self, update: dict[str, Any]) -> None:
         self._plan, self._received, self._staged = read_update_message(update), ReceivedPush(), None
@@ -93,8 +94,3 @@ class MemoryEngine(PacedEngine):
 def weights_of(version: int, num_tensors: int, num_floats: int) -> list[tuple[str, torch.Tensor]]:
     """Return what is pushed as this version."""
     return [(f"layer.{place}", torch.full((num_floats,), float(version))) for place in range(num_tensors)]
-
-
-def _join(init: dict[str, Any]) -> GlooGroup:
-    store = reach_store(init["address"], init["port"], init["deadline_s"])
-    return GlooGroup(store, init["key"], init["rank_offset"], init["world_size"], init["address"], init["deadline_s"])

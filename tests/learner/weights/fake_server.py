@@ -12,9 +12,10 @@ import torch
 
 from protocol.weights.controls import Attempt
 from protocol.weights.digest import WeightDigest
-from protocol.weights.group import PEER_LOST, BroadcastGroup, GlooGroup, PeerLostError, in_thread, reach_store
+from protocol.weights.group import PEER_LOST, BroadcastGroup, GlooGroup, PeerLostError, in_thread
 from protocol.weights.same_machine import SameMachineGroup, card_address
-from protocol.weights.wire import bucket_num_bytes, bucket_views, read_update_message
+from protocol.weights.wire import bucket_num_bytes, read_update_message
+from tests.fakes.planned_weights import bucket_views
 
 
 class FakeServer:
@@ -41,6 +42,7 @@ class FakeServer:
         self.delay_s = 0.0
         self.pause_s = 0.25  # what it says of each push
         self.version: int | None = None
+        self.digest: str | None = None  # of what it was last told to commit
         self.served: int | None = None
         self.weights: dict[str, torch.Tensor] = {}
         self.inits: list[dict[str, Any]] = []
@@ -83,6 +85,7 @@ class FakeServer:
 
     async def commit(self, attempt: Attempt, version: int, digest: str) -> float:
         await self._enter("commit")
+        self.digest = digest
         if {digest} != self._digests:
             raise ValueError(f"weight digest differs: sent {digest}, received {self._digests}")
         self.version = version
@@ -137,9 +140,7 @@ class FakeServer:
             return SameMachineGroup.receive(name, init["deadline_s"], init["server"])
         if "name" in init:
             return SameMachineGroup.receive(init["name"], init["deadline_s"])
-        store = reach_store(init["address"], init["port"], init["deadline_s"])
-        rank = init["rank_offset"] + worker
-        return GlooGroup(store, init["key"], rank, init["world_size"], init["address"], init["deadline_s"])
+        return GlooGroup.join(init, worker)
 
     def _receive(self, worker: int, update: dict[str, Any]) -> str:
         groups = self._groups

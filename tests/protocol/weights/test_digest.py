@@ -19,8 +19,8 @@ from protocol.weights.digest import (
     int8_product,
     is_exact,
 )
-from protocol.weights.wire import Bucket, TensorMeta, bucket_num_bytes, bucket_views
-from tests.fakes.planned_weights import plan_buckets
+from protocol.weights.wire import Bucket, TensorMeta, bucket_num_bytes
+from tests.fakes.planned_weights import bucket_views, plan_buckets
 
 METAS = [
     TensorMeta("embed", "float32", (3, 4)),
@@ -30,14 +30,18 @@ METAS = [
 _MASK = (1 << 64) - 1
 
 
-def digest_of(plan: tuple[Bucket, ...], weights: dict[str, torch.Tensor]) -> str:
+def digested(plan: tuple[Bucket, ...], weights: dict[str, torch.Tensor]) -> WeightDigest:
     digest = WeightDigest(plan)
     for bucket in plan:
         flat = torch.zeros(bucket_num_bytes(bucket), dtype=torch.uint8)
         for name, view in bucket_views(flat, bucket):
             view.copy_(weights[name])
         digest.add(flat)
-    return digest.hexdigest()
+    return digest
+
+
+def digest_of(plan: tuple[Bucket, ...], weights: dict[str, torch.Tensor]) -> str:
+    return digested(plan, weights).hexdigest()
 
 
 def weights_of(metas: list[TensorMeta]) -> dict[str, torch.Tensor]:
@@ -209,17 +213,9 @@ def test_each_parameters_digest_has_its_name() -> None:
     weights = weights_of(METAS)
     plan = plan_buckets(METAS, 1 << 20)
 
-    def by_name() -> dict[str, str]:
-        digest = WeightDigest(plan)
-        flat = torch.zeros(bucket_num_bytes(plan[0]), dtype=torch.uint8)
-        for name, view in bucket_views(flat, plan[0]):
-            view.copy_(weights[name])
-        digest.add(flat)
-        return digest.by_name()
-
-    before = by_name()
+    before = digested(plan, weights).by_name()
     weights["norm"][3] += 1.0
-    after = by_name()
+    after = digested(plan, weights).by_name()
 
     assert [name for name in before if before[name] != after[name]] == ["norm"]
 
@@ -236,10 +232,5 @@ def test_byte_sums_of_a_parameters_parts_add_up_to_those_of_the_whole(cuts: tupl
 
 def test_digest_of_a_tensor_is_that_of_the_same_parameter_in_a_push() -> None:
     weights = weights_of(METAS)
-    digest = WeightDigest([tuple(METAS)])
-    flat = torch.zeros(bucket_num_bytes(tuple(METAS)), dtype=torch.uint8)
-    for name, view in bucket_views(flat, tuple(METAS)):
-        view.copy_(weights[name])
-    digest.add(flat)
-
-    assert digest.by_name() == {name: digest_of_tensor(name, tensor) for name, tensor in weights.items()}
+    found = digested((tuple(METAS),), weights).by_name()
+    assert found == {name: digest_of_tensor(name, tensor) for name, tensor in weights.items()}

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from protocol.weights.wire import (
     TensorMeta,
     bucket_num_bytes,
-    bucket_views,
     cut_into_runs,
     read_update_message,
     update_message,
 )
-from tests.fakes.planned_weights import plan_buckets
+from tests.fakes.planned_weights import bucket_views, plan_buckets
 
 METAS = [
     TensorMeta("embed", "float32", (3, 4)),

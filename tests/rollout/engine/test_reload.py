@@ -12,8 +12,8 @@ from torch import nn
 
 from protocol.weights.group import PeerLostError, in_thread
 from protocol.weights.same_machine import SameMachineGroup, card_address, listen_here
-from protocol.weights.wire import TensorMeta, bucket_num_bytes, bucket_views, update_message
-from tests.fakes.planned_weights import plan_buckets
+from protocol.weights.wire import TensorMeta, bucket_num_bytes, update_message
+from tests.fakes.planned_weights import bucket_views, plan_buckets
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 

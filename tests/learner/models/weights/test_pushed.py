@@ -17,9 +17,9 @@ from learner.models.model_loading import load_model
 from learner.models.weights.export import export_model
 from learner.models.weights.pushed import PushedWeights
 from learner.weights.feed import BucketMemory, pack
-from protocol.weights.wire import bucket_views
 from tests.benchmarks.packing_table import _BASE, ARCHITECTURES, settings_of
 from tests.fakes.model_digest import digest_of_folder, digest_of_model
+from tests.fakes.planned_weights import bucket_views
 
 BUCKET_BYTES = 20_000
 
