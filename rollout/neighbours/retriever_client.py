@@ -65,11 +65,6 @@ class RetrieverClient(ClosedAtExit):
         return any(not retriever.breaker.is_open for retriever in self._usable)
 
     @property
-    def num_attempts(self) -> dict[str, int]:
-        """Requests since the start, by url."""
-        return {retriever.url: retriever.num_attempts for retriever in self._retrievers}
-
-    @property
     def content_hash(self) -> str:
         """Content hash in the own retriever's last answer; "" if unknown."""
         return self._own.content_hash

@@ -104,10 +104,6 @@ class EndpointScorer:
         )
 
     @property
-    def num_attempts(self) -> int:
-        return self._http.num_attempts
-
-    @property
     def breaker(self) -> CircuitBreaker:
         """Open while the endpoint is down."""
         return self._http.breaker
@@ -258,11 +254,6 @@ class RewardClient(ClosedAtExit):
         if self._shards and all(scorer.breaker.is_open for scorer in self._shards):
             return False
         return not any(scorer.breaker.is_open for scorer in self._always)
-
-    @property
-    def num_attempts(self) -> Mapping[str, int]:
-        """Requests since the start, by endpoint name."""
-        return {scorer.name: scorer.num_attempts for scorer in self._scorers}
 
     async def score(self, request: ScoreRequest) -> Score:
         """Return the sample's reward; blocks until all endpoints answer, at most their overall deadline.

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import uvicorn
 from starlette.applications import Starlette
@@ -19,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from protocol.http.listen import address_of, bind
+from rollout.neighbours.http.pool import HttpPool
 from tests.fakes.ports import free_port
 
 
@@ -113,6 +116,20 @@ def scripted_server() -> Iterator[ScriptedServer]:
     with serving(server.app()) as address:
         server.address = address
         yield server
+
+
+@contextmanager
+def counted_posts() -> Iterator[Counter[str]]:
+    """Yield the requests of all reward services, retrievers and tools meanwhile, by URL: retries and vain ones too."""
+    posts: Counter[str] = Counter()
+    post = HttpPool.post
+
+    async def counted(pool: HttpPool, url: str, *more: Any) -> Any:
+        posts[url] += 1
+        return await post(pool, url, *more)
+
+    with mock.patch.object(HttpPool, "post", counted):
+        yield posts
 
 
 def run_module(*arguments: str, timeout_s: float = 240.0) -> "subprocess.CompletedProcess[str]":

@@ -53,7 +53,6 @@ class HttpEndpoint:
     def __init__(self, url: str, headers: Mapping[str, str], policy: HttpPolicy, max_concurrency: int) -> None:
         self.url = url
         self.content_hash = ""  # content hash in the service's last answer; "": none
-        self.num_attempts = 0  # requests so far, including retries and checks
         self.policy = policy
         self.breaker = CircuitBreaker(
             policy.breaker_threshold,
@@ -131,7 +130,6 @@ class HttpEndpoint:
         failure.is_free = failure.waits_for_breaker or (is_outage and is_unreliable)
 
     async def _attempt_once(self, body: bytes, read: Callable[[bytes], _T], key: str | None) -> _T:
-        self.num_attempts += 1
         try:
             async with asyncio.timeout(self.policy.attempt_timeout_s):
                 reply = await self._post(body, key)

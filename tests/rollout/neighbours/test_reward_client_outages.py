@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rollout.neighbours.reward_client import RewardClient
-from tests.fakes.http_servers import Answer, Received, ScriptedServer, free_address, scripted_server
+from tests.fakes.http_servers import Answer, Received, ScriptedServer, counted_posts, free_address, scripted_server
 from tests.rollout.neighbours.asking_rewards import FAST, GOOD, endpoint, request
 
 
@@ -34,17 +34,16 @@ async def test_client_is_accepting_while_samples_can_be_scored(
     up = endpoint(server.script("c", GOOD), "c")
     policy = replace(FAST, breaker_threshold=1, breaker_after_s=0.0, breaker_cooldown_s=60.0, max_attempts=1)
     for endpoints, expected in ((down, False), ([*down, up], with_one_up)):
-        async with RewardClient(endpoints, combine, policy=policy) as client:
-            assert client.is_accepting
-            calls = [asyncio.create_task(client.score(request(f"p{i}"))) for i in range(50)]
-            async with asyncio.timeout(20.0):
-                while (
-                    not all(client.num_attempts[name] > 1 for name in ("a", "b")) or client.is_accepting is not expected
-                ):
-                    await asyncio.sleep(0.01)
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
+        with counted_posts() as posts:
+            async with RewardClient(endpoints, combine, policy=policy) as client:
+                assert client.is_accepting
+                calls = [asyncio.create_task(client.score(request(f"p{i}"))) for i in range(50)]
+                async with asyncio.timeout(20.0):
+                    while not all(posts[str(each.url)] > 1 for each in down) or client.is_accepting is not expected:
+                        await asyncio.sleep(0.01)
+                for call in calls:
+                    call.cancel()
+                await asyncio.gather(*calls, return_exceptions=True)
 
 
 async def test_another_shard_scores_the_samples_of_a_dead_one(server: ScriptedServer) -> None:
