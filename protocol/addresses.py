@@ -8,13 +8,15 @@ import errno
 import os
 import re
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
+from typing import TypeVar
 
 import psutil
 
 from protocol.errors import OperatorError
 
 PORTS_VARIABLE = "SLUICE_PORTS"
+_T = TypeVar("_T")
 _FORM = re.compile(r"(?:\[(?P<bracketed>[^][\s]*:[^][\s]*)\]|(?P<plain>[^][:\s]+)):(?P<port>[0-9]{1,5})")
 
 
@@ -87,21 +89,24 @@ def own_ports() -> range | None:
     return range(int(first), int(last) + 1) if last else None
 
 
-def listen(host: str) -> socket.socket:
-    """Return a socket that listens on one of our ports at `host`. Raises: OperatorError when all are in use."""
+def bind_own_port(host: str, bind: Callable[[int], _T]) -> _T:
+    """Return bind(port) for the first of our ports that is free; without a range for 0, which takes any.
+
+    Raises: OperatorError when all are in use, and the other errors of `bind`.
+    """
     ports = own_ports()
     for port in ports or (0,):
         try:
-            return socket.create_server((host, port), family=family_of(host))
-        except OSError as error:
-            if ports is None or error.errno != errno.EADDRINUSE:
+            return bind(port)
+        except Exception as error:  # OSError, or ZeroMQ's own
+            if ports is None or getattr(error, "errno", None) != errno.EADDRINUSE:
                 raise
-    raise no_free_port(host)
-
-
-def no_free_port(host: str) -> OperatorError:
-    """Return the error for a range of ports that are all in use."""
-    return OperatorError(
+    raise OperatorError(
         f"Each port of {os.environ[PORTS_VARIABLE]} on {host} is taken. Start the cluster with a larger range: "
         "sluice start --ports FIRST-LAST."
     )
+
+
+def listen(host: str) -> socket.socket:
+    """Return a socket that listens on one of our ports at `host`. Raises: as `bind_own_port`."""
+    return bind_own_port(host, lambda port: socket.create_server((host, port), family=family_of(host)))

@@ -21,6 +21,12 @@ def contain_tasks() -> None:
         loop.set_task_factory(_make_task)
 
 
+def is_own_cancellation(error: BaseException) -> bool:
+    """Return whether an exception is the cancellation of the running task, and not one raised inside it."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
 def _make_task(
     loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _T] | Generator[Any, None, _T], **options: Any
 ) -> "asyncio.Task[_T]":

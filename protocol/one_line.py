@@ -9,8 +9,8 @@ from pathlib import Path
 _BREAKS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]+")
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 _CHECKOUT = Path(__file__).resolve().parents[1]
-_ROOMS = ("protocol", "learner", "rollout", "rewards", "retriever", "deploy")
-_SLUICE = tuple(f"{_CHECKOUT / room}{os.sep}" for room in _ROOMS)
+ROOMS = ("protocol", "learner", "rollout", "rewards", "retriever", "deploy")
+_SLUICE = tuple(f"{_CHECKOUT / room}{os.sep}" for room in ROOMS)
 
 
 def one_line(text: object, max_characters: int = 500) -> str:

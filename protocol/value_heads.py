@@ -30,7 +30,7 @@ def find_head(unused: Mapping[str, Sequence[int]], hidden_size: int) -> str | No
     unused: shapes by name. Raises: ValueError naming the tensors, when they are no single linear head of one number.
     """
     shapes = {name: tuple(shape) for name, shape in unused.items() if not _is_of_language_model(name, shape)}
-    modules = sorted({_module_of(name) for name in shapes})
+    modules = sorted({name.removesuffix(".weight").removesuffix(".bias") for name in shapes})
     if not modules:
         return None
     if len(modules) > 1 or modules[0] not in HEAD_NAMES or f"{modules[0]}.weight" not in shapes:
@@ -75,10 +75,6 @@ def read_scale(config: object) -> tuple[float, float]:
 def _is_of_language_model(name: str, shape: Sequence[int]) -> bool:
     has_vocabulary = tuple(shape[:1]) != (1,)  # trainers of reward models also put one row into a head of such a name
     return has_vocabulary and any(f".{head}" in f".{name}" for head in _NOT_HEADS)
-
-
-def _module_of(name: str) -> str:
-    return name.removesuffix(".weight").removesuffix(".bias")
 
 
 def _list(names: Iterable[str]) -> str:

@@ -1,7 +1,11 @@
-"""Polling with a deadline. docs/look_up/waits.md lists every wait of the system and its limit."""
+"""Polling with a deadline, and waiting for several calls. docs/look_up/waits.md lists the waits of the system."""
 
+import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterable, Iterator
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 
 def until(timeout_s: float, poll_s: float = 0.0) -> Iterator[float]:
@@ -22,3 +26,12 @@ def until(timeout_s: float, poll_s: float = 0.0) -> Iterator[float]:
         time.sleep(max(0.0, min(poll_s, deadline - time.monotonic())))
         left_s = deadline - time.monotonic()
     yield 0.0
+
+
+async def all_of(calls: Iterable[Awaitable[_T]]) -> list[_T]:
+    """Return the results of calls, in order. All calls end before the first error is raised."""
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]

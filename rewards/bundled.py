@@ -5,9 +5,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 
-from protocol.disk.files import model_files_digest
+from protocol.disk.files import model_identity
 from protocol.errors import OperatorError
 from protocol.sandbox.run import Sandbox
 from rewards.answer_format import DEFAULT_TAGS, make_format_scorer
@@ -80,10 +79,6 @@ def scorer_named(name: str, options: ScorerOptions | None = None) -> ServedScore
     deciding: dict[str, tuple[object, ...]] = {
         "format": (options.tags,),
         "code_tests": (options.test_timeout_s,),
-        "reward_model": (options.model_dtype, _model_identity(options.model or "")),
+        "reward_model": (options.model_dtype, model_identity(options.model or "")),
     }
     return ServedScorer(scorer, sha256(repr((name, *deciding.get(name, ()))).encode()).hexdigest())
-
-
-def _model_identity(model: str) -> str:
-    return model_files_digest(Path(model)) if Path(model).is_dir() else model

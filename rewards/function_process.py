@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from protocol.errors import OperatorError
+from protocol.waits import all_of
 from rewards.known_answers import HANGS
 from rewards.processes import Process, ProcessDied, ProcessPool
 from rewards.sample import Sample, Score, Scorer, ScorerFailure, ServedScorer
@@ -76,12 +77,7 @@ def _pooled_scorer(pool: ProcessPool, takes_batch: bool) -> Scorer:
     async def score(samples: Sequence[Sample]) -> list[Score]:
         if takes_batch:
             return await call(samples, None)
-        calls = (call([sample], index) for index, sample in enumerate(samples))
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return [result[0] for result in results if isinstance(result, list)]
+        return [score for (score,) in await all_of(call([each], index) for index, each in enumerate(samples))]
 
     return score
 

@@ -1,7 +1,6 @@
 """A user's reward function from `FILE.py[:NAME]` or `MODULE:NAME`, called as its own framework does (`calling`)."""
 
 import ast
-import asyncio
 import contextlib
 import importlib
 import importlib.util
@@ -15,11 +14,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from protocol.contained_tasks import contain_tasks
+from protocol.contained_tasks import contain_tasks, is_own_cancellation
 from protocol.errors import OperatorError
 from protocol.http.bodies import BodyError
 from protocol.one_line import place_of
 from protocol.settings.paths import describe_shadowed
+from protocol.waits import all_of
 from rewards.calling import as_async, form_of
 from rewards.known_answers import compares_samples, names_turn, reads_messages, reads_sequence
 from rewards.sample import Sample, Score, ScorerFailure
@@ -76,20 +76,14 @@ class UserFunction:
             print("rewards: the function's code was edited: a new run needs a new service", file=sys.stderr, flush=True)
         if self.takes_batch:
             return await self._attempt(samples, None)
-        calls = (self._attempt([sample], index) for index, sample in enumerate(samples))
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return [result[0] for result in results if isinstance(result, list)]
+        return [score for (score,) in await all_of(self._attempt([each], index) for index, each in enumerate(samples))]
 
     async def _attempt(self, samples: Sequence[Sample], index: int | None) -> list[Score]:
         contain_tasks()
         try:
             return await self._form.score(as_async(self._function), samples)
         except BaseException as error:  # also SystemExit: the policy's code may call exit()
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            if is_own_cancellation(error):
                 raise
             raise self._failure(index, error) from error
 

@@ -52,9 +52,9 @@ class Attachment:
 
     def describe(self) -> dict[str, Any]:
         """Return `run` of `RolloutServer.describe`. ended: reason when the session ended by itself."""
-        session, task = self.session, self.task
+        session, task, player = self.session, self.task, self.player
         has_ended = task.done() and not task.cancelled() and self.failure is None
-        return {
+        facts: dict[str, Any] = {
             "run_id": session.spec.run_id,
             "incarnation": session.spec.incarnation,
             "is_connected": session.is_welcome,
@@ -62,17 +62,14 @@ class Attachment:
             "num_samples": session.num_samples,
             "num_kept": len(session.outbox),
             "failures": dict(session.failures.totals),
-            "cut_observations": self.player.num_cut_observations,
+            "cut_observations": player.num_cut_observations,
             "content_hash": self.services.content_hash,
             "tools_digest": self.services.tools_digest,
             "ended": task.result() if has_ended else None,
-            **(_agents_of(self.player) if isinstance(self.player, AgentPlayer) else {}),
         }
-
-
-def _agents_of(player: AgentPlayer) -> dict[str, Any]:
-    """Return the address for agents and the number of their conversations that were not trained."""
-    return {"base_url": player.base_url, "dropped_conversations": player.num_dropped_conversations}
+        if isinstance(player, AgentPlayer):
+            facts |= {"base_url": player.base_url, "dropped_conversations": player.num_dropped_conversations}
+        return facts
 
 
 @dataclass(frozen=True)

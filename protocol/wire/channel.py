@@ -14,7 +14,7 @@ import zmq
 import zmq.asyncio
 from zmq.auth.thread import ThreadAuthenticator
 
-from protocol.addresses import no_free_port, own_ports, with_port
+from protocol.addresses import bind_own_port, with_port
 from protocol.errors import NeighbourError, OperatorError
 from protocol.waits import until
 
@@ -93,7 +93,7 @@ class RouterChannel:
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, handshake_ms)
         self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         try:
-            port = bind_to_own_port(self._socket, host)
+            port = _bind(self._socket, host)
         except OperatorError:
             self.close(linger_s=0)
             raise
@@ -248,18 +248,11 @@ class _Allowlist:
         return domain == _DOMAIN and key in self._allowed
 
 
-def bind_to_own_port(socket: _AnySocket, host: str) -> int:
-    """Return the free port that the socket was bound to. Raises: zmq.ZMQError; OperatorError without a port."""
-    ports = own_ports()
+def _bind(socket: _AnySocket, host: str) -> int:
+    """Return the one of our ports that the socket was bound to. Raises: as `bind_own_port`."""
     socket.ipv6 = ":" in host
-    for port in ports or ("*",):
-        try:
-            socket.bind(f"tcp://{with_port(host, port)}")
-            return int(socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-        except zmq.ZMQError as error:
-            if ports is None or error.errno != zmq.EADDRINUSE:
-                raise
-    raise no_free_port(host)
+    bind_own_port(host, lambda port: socket.bind(f"tcp://{with_port(host, port or '*')}"))
+    return int(socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
 
 def _secure(socket: _AnySocket, keys: KeyPair, pulse: Pulse) -> None:

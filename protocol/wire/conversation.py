@@ -7,15 +7,11 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from protocol.errors import FrameError
 from protocol.wire.trajectory import (
-    LOGPROBS,
-    MASK,
+    ITEM_BYTES,
     MAX_CALLS,
-    TOKENS,
     Count,
     Name,
     Seconds,
@@ -23,12 +19,12 @@ from protocol.wire.trajectory import (
     TrajectoryFacts,
     TurnReward,
     VersionSpan,
+    arrays_of,
     check_arrays,
     check_spans,
 )
 
 MAX_SNAPSHOT_CHARACTERS = 1 << 14
-_ITEM_BYTES = (TOKENS.itemsize, LOGPROBS.itemsize, MASK.itemsize)
 MAX_TURNS = 4096
 LARGEST_NUMBER = 1e18
 _Number = Annotated[float, msgspec.Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
@@ -92,21 +88,15 @@ def split_buffers(
     Raises: FrameError "length" when a frame's length is not that of the parts.
     """
     num_tokens = sum(part.num_tokens for part in parts)
-    if [len(buffer) for buffer in buffers] != [num_tokens * size for size in _ITEM_BYTES]:
+    if [len(buffer) for buffer in buffers] != [num_tokens * size for size in ITEM_BYTES]:
         sizes = ", ".join(str(len(buffer)) for buffer in buffers)
         raise FrameError(path, f"has buffers of {sizes} bytes for {num_tokens} tokens", "length")
     split, first = [], 0
     for part in parts:
         end = first + part.num_tokens
-        split.append([buffer[first * size : end * size] for buffer, size in zip(buffers, _ITEM_BYTES, strict=True)])
+        split.append([buffer[first * size : end * size] for buffer, size in zip(buffers, ITEM_BYTES, strict=True)])
         first = end
     return split
-
-
-def arrays_of(buffers: Sequence[bytes]) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]:
-    """Return the tokens, logprobs and mask in three raw frames. Copies nothing."""
-    tokens, logprobs, mask = buffers
-    return np.frombuffer(tokens, TOKENS), np.frombuffer(logprobs, LOGPROBS), np.frombuffer(mask, MASK)
 
 
 def check_part(part: ConversationPart, buffers: Sequence[bytes], path: str) -> None:

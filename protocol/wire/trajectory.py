@@ -30,7 +30,7 @@ MASK = np.dtype("u1")
 # gc=False: a structure that cannot be in a cycle. A collection of the coordinator's garbage would walk every trajectory
 # that is out, for 0.1 s at 40,000.
 _ARRAYS = ("tokens", "behaviour_logprobs", "loss_mask")
-_ITEM_BYTES = (TOKENS.itemsize, LOGPROBS.itemsize, MASK.itemsize)
+ITEM_BYTES = (TOKENS.itemsize, LOGPROBS.itemsize, MASK.itemsize)
 # Squares of larger rewards are infinite in float32.
 _LARGEST_REWARD = 1e18
 
@@ -159,17 +159,12 @@ class Trajectory:
         if len(buffers) != 3:
             raise FrameError(path, f"has {len(buffers)} buffers, expected tokens, logprobs and mask")
         n = facts.num_tokens
-        for name, size, buffer in zip(_ARRAYS, _ITEM_BYTES, buffers, strict=True):
+        for name, size, buffer in zip(_ARRAYS, ITEM_BYTES, buffers, strict=True):
             expected = n * size
             if len(buffer) != expected:
                 problem = f"has {len(buffer)} bytes, expected {expected} for {n} tokens"
                 raise FrameError(f"{path}.{name}", problem, "length")
-        trajectory = cls(
-            facts,
-            tokens=np.frombuffer(buffers[0], TOKENS),
-            behaviour_logprobs=np.frombuffer(buffers[1], LOGPROBS),
-            loss_mask=np.frombuffer(buffers[2], MASK),
-        )
+        trajectory = cls(facts, *arrays_of(buffers))
         trajectory.check(path)
         return trajectory
 
@@ -200,6 +195,12 @@ class Trajectory:
             if not abs(turn.reward) <= _LARGEST_REWARD:  # NaN neither
                 raise FrameError(f"{path}.turn_rewards[{i}]", f"is {turn.reward}", "nonfinite")
             before = turn.end
+
+
+def arrays_of(buffers: Sequence[bytes]) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]:
+    """Return the tokens, logprobs and mask in three raw frames. Copies nothing."""
+    tokens, logprobs, mask = buffers
+    return np.frombuffer(tokens, TOKENS), np.frombuffer(logprobs, LOGPROBS), np.frombuffer(mask, MASK)
 
 
 def encode_facts(facts: Sequence[TrajectoryFacts]) -> bytes:

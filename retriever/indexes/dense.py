@@ -16,7 +16,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from protocol.disk.files import replacing
+from protocol.disk.files import model_identity, replacing
 from protocol.errors import OperatorError
 from retriever.corpus import Corpus
 from retriever.indexes.encoder import Encoder
@@ -81,7 +81,7 @@ class DenseKind:
         self._form = form
 
     def recipe(self) -> Mapping[str, str | int | float]:
-        return {"encoder": self._encoder.identity(), "family": self._encoder.family, "faiss": self._form}
+        return {"encoder": model_identity(self._encoder.name), "family": self._encoder.family, "faiss": self._form}
 
     def build(self, corpus: Corpus, scratch: Path | None = None) -> DenseIndex:
         """Return the index; blocks while it encodes. Progress is logged, finished parts are kept in scratch."""
@@ -195,8 +195,8 @@ class FaissFileKind:
         self._file = file
 
     def recipe(self) -> Mapping[str, str | int | float]:
-        encoder = self._encoder
-        return {"faiss_file": sampled_digest(self._file), "encoder": encoder.identity(), "family": encoder.family}
+        encoder, identity = self._encoder, model_identity(self._encoder.name)
+        return {"faiss_file": sampled_digest(self._file), "encoder": identity, "family": encoder.family}
 
     def build(self, corpus: Corpus, scratch: Path | None = None) -> "_UsersIndex":
         """Return the user's index. Raises: OperatorError for another kind of file, or another corpus."""

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import cached_file
 
-from protocol.disk.files import model_files_digest
 from protocol.errors import OperatorError
 
 # Texts of one pass. On a CPU larger batches are no faster, and each batch is as slow as its longest text.
@@ -82,11 +81,6 @@ class Encoder:
             ) from None
         if np.abs(alone - beside).max() > _PADDING_CHANGES:
             self._batch = 1
-
-    def identity(self) -> str:
-        """Return the digest of a folder's files, equal for copies; of a hub model its name."""
-        folder = Path(self.name)
-        return model_files_digest(folder) if folder.is_dir() else self.name
 
     def queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return [N, D]."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from protocol.http.bodies import read_request
 from rollout.endpoint.messages import read_messages
 from rollout.endpoint.requests import SessionSampling, TurnBody, check_others, check_tool, may_call
-from rollout.endpoint.turns import AgentCall, TurnReply, TurnRequest, TurnText
+from rollout.endpoint.turns import TurnReply, TurnRequest, TurnText
 
 _MAX_STOPS = 64
 _Stop = Annotated[str, Field(min_length=1, max_length=200)]
@@ -55,7 +55,7 @@ def _completion(reply: TurnReply, body: ChatBody) -> dict[str, Any]:
     text = reply.text
     message: dict[str, Any] = {"role": "assistant", "content": _content(text)}
     if text.calls:
-        message["tool_calls"] = [_call(each) for each in text.calls]
+        message["tool_calls"] = [each.in_chat for each in text.calls]
     choice = {"index": 0, "message": message, "finish_reason": text.finish, "logprobs": None}
     return {**_head(reply, body, "chat.completion"), "choices": [choice], "usage": _usage(reply)}
 
@@ -65,7 +65,7 @@ def _chunks(reply: TurnReply, body: ChatBody) -> Iterator[dict[str, Any]]:
     text, head = reply.text, _head(reply, body, "chat.completion.chunk")
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": _content(text)}]
     if text.calls:
-        calls = [{"index": place, **_call(each)} for place, each in enumerate(text.calls)]
+        calls = [{"index": place, **each.in_chat} for place, each in enumerate(text.calls)]
         if text.content:  # AutoGen reads no calls from a piece that has a text
             deltas.append({})
         deltas[-1]["tool_calls"] = calls
@@ -92,7 +92,3 @@ def _usage(reply: TurnReply) -> dict[str, int]:
 
 def _content(text: TurnText) -> str | None:
     return text.content or (None if text.calls else "")
-
-
-def _call(call: AgentCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_text}}

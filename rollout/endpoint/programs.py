@@ -9,7 +9,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from protocol.contained_tasks import contain_tasks
+from protocol.contained_tasks import contain_tasks, is_own_cancellation
 from protocol.errors import NeighbourError
 from protocol.one_line import describe_error, one_line, place_of
 from rollout.environments.agents import AgentProgram, AgentTask
@@ -53,7 +53,7 @@ class AgentPrograms:
             raise
         except BaseException as error:  # a user's code may raise anything
             # A CancelledError of the program's own would cancel the future, and the sample would wait for its deadline.
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            if is_own_cancellation(error):
                 raise
             raise _failure(error) from error
 
@@ -96,12 +96,6 @@ class AgentPrograms:
 def _failure(error: BaseException) -> NeighbourError:
     """Return a program's exception as NeighbourError("agent"), with the user's line."""
     return NeighbourError(AGENT, describe_error(error), place_of(error))
-
-
-def _is_cancelled() -> bool:
-    """Return whether the running task has been cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _reward(returned: Any) -> float | None:

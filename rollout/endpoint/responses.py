@@ -35,10 +35,7 @@ class Histories:
 
     def add(self, reply: TurnReply, body: ResponsesBody, request: TurnRequest) -> None:
         """Keep the messages up to a response."""
-        calls = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_text}}
-            for call in reply.text.calls
-        ]
+        calls = [call.in_chat for call in reply.text.calls]
         turn = {"role": "assistant", "content": reply.text.content, "tool_calls": calls}
         first = 0 if body.instructions is None else 1
         self._by_id[_id(reply)] = [*request.messages[first:], *read_messages([turn])]

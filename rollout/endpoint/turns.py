@@ -87,6 +87,11 @@ class AgentCall:
         """The arguments as a JSON object."""
         return json.dumps(self.arguments)
 
+    @property
+    def in_chat(self) -> dict[str, Any]:
+        """The call in the form of chat completions."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments_text}}
+
 
 @dataclass(frozen=True)
 class TurnText:

@@ -114,9 +114,7 @@ class ToolRefusal(Exception):
 class ModelTool(Protocol):
     """A tool that the policy calls with JSON arguments."""
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """Name, description and parameters, as in `Chat.tools`."""
+    schema: dict[str, Any]  # name, description and parameters, as in `Chat.tools`
 
     async def answer(self, arguments: Mapping[str, Any]) -> str:
         """Return the text that the policy reads. Raises: ToolRefusal, or NeighbourError when the tool failed.

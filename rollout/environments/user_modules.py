@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-_OWN = frozenset({"deploy", "learner", "protocol", "retriever", "rewards", "rollout"})
+from protocol.one_line import ROOMS
+
+_OWN = frozenset(ROOMS)
 _INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
 _STANDARD_LIBRARY = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _first_modules: set[str] = set()

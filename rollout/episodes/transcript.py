@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from protocol.errors import FrameError
-from protocol.wire.conversation import ConversationPart, FinishedTurn, arrays_of
+from protocol.wire.conversation import ConversationPart, FinishedTurn
 from protocol.wire.trajectory import (
     LOGPROBS,
     MASK,
@@ -23,6 +23,7 @@ from protocol.wire.trajectory import (
     TrajectoryFacts,
     TurnReward,
     VersionSpan,
+    arrays_of,
 )
 from rollout.engine.generation import Generation
 

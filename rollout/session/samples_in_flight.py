@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from protocol.contained_tasks import is_own_cancellation
 from protocol.errors import NeighbourError
 from protocol.one_line import describe_error, one_line, place_of
 from protocol.settings.rollout import RolloutSettings
@@ -35,9 +36,11 @@ class SampleAttachment(Protocol):
 
     def on_result(self, sample: SampleTask, how: str) -> None:
         """Called for every attempt that has ended, before its result is sent. how: done, failed or stopped."""
+        return None
 
     def on_end(self, sample: SampleTask) -> None:
         """Called when a sample has ended, but not for an attempt that a newer one of the same sample replaced."""
+        return None
 
     def on_message(self, message: m.Message) -> None:
         """Called with each message of the coordinator."""
@@ -228,7 +231,7 @@ class SamplesInFlight:
                 self._places.observe(facts.num_prompt_tokens, num_written, facts.generate_s, total_s, before)
                 return FinishedSample(_key(sample), trajectory)
         except BaseException as error:
-            if _is_own_cancellation(error):
+            if is_own_cancellation(error):
                 raise
             if isinstance(error, TimeoutError) and deadline.expired():
                 late = f"{sample.key} was not made within rollout.lease_timeout_s = {limit_s:g} s"
@@ -278,12 +281,6 @@ class _RunningSample:
 
 def _key(sample: SampleTask) -> Key:
     return Key(sample.group, sample.sample_index, sample.incarnation, sample.attempt)
-
-
-def _is_own_cancellation(error: BaseException) -> bool:
-    """Return whether an exception is the cancellation of this task, and not one raised inside it."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _sample(lease: m.Lease, index: int, row: bytes) -> SampleTask:

@@ -16,13 +16,14 @@ from protocol.node.home import sluice_home
 from protocol.settings.run_spec import RunSpec
 from protocol.wire import messages as m
 from rollout.episodes.conversation import Generator, SampleTask
+from rollout.session.samples_in_flight import SampleAttachment
 from rollout.session.token_tally import LeftTally, TokenTally
 
 _EVERY_S = 2.0
 _NUM_AWAITED = 1024  # messages whose answer still counts
 
 
-class TokensToBook:
+class TokensToBook(SampleAttachment):
     """The counts of one session: an attachment of its samples."""
 
     def __init__(self, spec: RunSpec, clock: Callable[[], float], server: str, engine: Generator) -> None:
@@ -61,9 +62,6 @@ class TokensToBook:
         """Note how a sample ended, before its result is sent: done, failed or stopped."""
         self._tally.end(sample.key, how)
         self._ended.append(sample.key)
-
-    def on_end(self, sample: SampleTask) -> None:
-        """Nothing: `on_result` is called for attempts that were replaced too."""
 
     def on_message(self, message: m.Message) -> None:
         """Forget what the coordinator has in its books."""

@@ -22,6 +22,7 @@ from rollout.environments.guard import GuardedEnvironment
 from rollout.environments.snapshots import is_resumable, resume_from, snapshot_of
 from rollout.episodes.conversation import SampleTask
 from rollout.episodes.transcript import Transcript
+from rollout.session.samples_in_flight import SampleAttachment
 
 _BUNDLE_S = 0.02  # turns that finish within this time share a message; the policy writes meanwhile
 _RESEND_S = 2.0
@@ -43,7 +44,7 @@ class InterruptedSample:
     snapshot: str  # environment's state there, as JSON
 
 
-class TurnsToKeep:
+class TurnsToKeep(SampleAttachment):
     """The kept turns of one session: an attachment of its samples."""
 
     def __init__(
@@ -85,9 +86,6 @@ class TurnsToKeep:
             return None
         keeper = self._keepers[sample.group, sample.sample_index] = Keeper(self, sample, before)
         return keeper
-
-    def on_result(self, sample: SampleTask, how: str) -> None:
-        """Nothing: kept turns end with their sample."""
 
     def on_end(self, sample: SampleTask) -> None:
         """Forget a finished sample. `due_messages` skips its turns."""

@@ -14,14 +14,13 @@ from learner.coordinator.groups.open_groups import OpenGroups
 from learner.data.window import StalenessWindow
 from protocol.errors import FrameError
 from protocol.wire import messages as m
-from protocol.wire.conversation import ConversationPart, arrays_of, check_part, split_buffers
-from protocol.wire.trajectory import check_vocabulary
+from protocol.wire.conversation import ConversationPart, check_part, split_buffers
+from protocol.wire.trajectory import ITEM_BYTES, arrays_of, check_vocabulary
 
 # Limits of one lease: raw frames below 64 MiB each, a header far below a megabyte and 65,536 values.
 _MAX_TOKENS = 1 << 23
 _MAX_HEADER_BYTES = 1 << 18
 _MAX_ENTRIES = 8192
-_ITEM_BYTES = (4, 4, 1)
 
 
 class FinishedTurns:
@@ -43,7 +42,7 @@ class FinishedTurns:
     def add(self, part: ConversationPart, buffers: Sequence[bytes]) -> None:
         """Append a part at its first token; later tokens of the earlier parts are replaced."""
         first, before = part.first_token, self.part
-        for array, size, buffer in zip(self.arrays, _ITEM_BYTES, buffers, strict=True):
+        for array, size, buffer in zip(self.arrays, ITEM_BYTES, buffers, strict=True):
             array[first * size :] = buffer
         self.part = msgspec.structs.replace(
             part,

@@ -4,13 +4,12 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 from protocol.errors import SettingsError
-from rollout.environments.openrlhf.agent import Agent, FunctionAgent, InstanceAgent, MakeAgentPlay
+from rollout.environments.openrlhf.agent import FunctionAgent, InstanceAgent, MakeAgentPlay
 
 
 class AgentInstanceBase:
@@ -56,7 +55,8 @@ def load_agent(path: Path) -> MakeAgentPlay:
         return MakeAgentPlay(lambda: InstanceAgent(found))
     if not inspect.iscoroutinefunction(getattr(module, "step", None)):
         raise _error(path, "it has neither a class AgentInstance nor an `async def step(observation, action, label)`.")
-    return MakeAgentPlay(_function_agents(code, path))
+    # Such a file keeps a conversation's state in its module, so each conversation gets a module of its own.
+    return MakeAgentPlay(lambda: FunctionAgent(_run(code, path).step))
 
 
 def offer_base_classes() -> None:
@@ -68,11 +68,6 @@ def offer_base_classes() -> None:
         module.__path__ = []
         sys.modules[name] = module
     vars(sys.modules[_MODULES[-1]]).update(_NAMES)
-
-
-def _function_agents(code: CodeType, path: Path) -> Callable[[], Agent]:
-    # Such a file keeps a conversation's state in its module, so each conversation gets a module of its own.
-    return lambda: FunctionAgent(_run(code, path).step)
 
 
 def _run(code: CodeType, path: Path) -> Any:

@@ -67,7 +67,7 @@ def _make_tool(path: Path, place: str, entry: Any) -> VerlTool:
         parsed = function_schema_class().model_validate(schema) if schema is not None else None
         tool = tool_class(config=config, tool_schema=parsed)
         if schema is None:
-            schema = _own_schema(tool)
+            schema = tool.get_openai_tool_schema().model_dump(exclude_unset=True, exclude_none=True)
         name = schema["function"]["name"]
     except (Exception, SystemExit) as error:  # a user's code may raise anything
         problem = f"{type(error).__name__}: {one_line(error)}"
@@ -77,11 +77,6 @@ def _make_tool(path: Path, place: str, entry: Any) -> VerlTool:
         if not inspect.iscoroutinefunction(inspect.unwrap(function)):
             raise _error(path, f"{place}: {entry['class_name']} ({name}) has no `async def {method}`.")
     return VerlTool(tool, dict(schema))
-
-
-def _own_schema(tool: Any) -> Any:
-    """Return the schema that a tool declares in its code, as JSON data."""
-    return tool.get_openai_tool_schema().model_dump(exclude_unset=True, exclude_none=True)
 
 
 def _import_class(path: Path, place: str, class_name: str) -> Any:

@@ -66,7 +66,16 @@ class HttpPool:
         Raises: NoAnswer.
         """
         try:
-            return await _send(self._open(), yarl.URL(url, encoded=True), body, headers, limits)
+            async with self._open().post(
+                yarl.URL(url, encoded=True), data=io.BytesIO(body), headers=headers, allow_redirects=False
+            ) as response:
+                limit, read = limits[response.status != 200], bytearray()
+                # Count the bytes read: Content-Length may be absent or wrong.
+                async for chunk in response.content.iter_any():
+                    read += chunk
+                    if len(read) > limit:
+                        break
+                return Answer(response.status, response.headers, bytes(read), len(read) <= limit)
         except aiohttp.ConnectionTimeoutError:
             raise NoAnswer("no connection in time") from None
         except aiohttp.ClientConnectorError as error:
@@ -88,23 +97,6 @@ class HttpPool:
                 auto_decompress=False,
             )
         return self._session
-
-
-async def _send(
-    session: aiohttp.ClientSession,
-    url: yarl.URL,
-    body: bytes,
-    headers: Mapping[str, str],
-    limits: tuple[int, int],
-) -> Answer:
-    async with session.post(url, data=io.BytesIO(body), headers=headers, allow_redirects=False) as response:
-        limit, read = limits[response.status != 200], bytearray()
-        # Count the bytes read: Content-Length may be absent or wrong.
-        async for chunk in response.content.iter_any():
-            read += chunk
-            if len(read) > limit:
-                break
-        return Answer(response.status, response.headers, bytes(read), len(read) <= limit)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import Any
 from protocol.settings.run_spec import RunSpec
 from rollout.environments.base import ToolRefusal
 from rollout.neighbours.node import Node
-from rollout.neighbours.tools.tool import function_schema
+from rollout.neighbours.tools.tool import Tool, function_schema
 
 Number = int | float
 _MAX_CHARACTERS = 1000
@@ -28,7 +28,7 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-class Calculator:
+class Calculator(Tool):
     """Needs no service: it is always available."""
 
     schema = function_schema(
@@ -36,7 +36,6 @@ class Calculator:
         "Returns the value of an arithmetic expression.",
         expression="Numbers, + - * / // % ** and brackets, such as (3 + 4) * 12.",
     )
-    is_accepting = True
 
     def __init__(self, spec: RunSpec, node: Node) -> None:
         pass
@@ -46,12 +45,6 @@ class Calculator:
 
     async def answer(self, arguments: Mapping[str, Any]) -> str:
         return calculate(arguments["expression"])
-
-    async def check(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
 
 
 def calculate(expression: str) -> str:

@@ -9,12 +9,12 @@ from protocol.settings.run_spec import RunSpec
 from rollout.environments.base import ToolRefusal
 from rollout.environments.timed_calls import timed_call
 from rollout.neighbours.node import Node
-from rollout.neighbours.tools.tool import function_schema
+from rollout.neighbours.tools.tool import Tool, function_schema
 
 _MAX_CHARACTERS = 100_000
 
 
-class PythonTool:
+class PythonTool(Tool):
     """Each call runs a new program, without state of earlier ones."""
 
     schema = function_schema(
@@ -22,7 +22,6 @@ class PythonTool:
         "Runs a Python program and returns what it prints. It has the standard library, no network and no files.",
         code="The whole program. It has to print what you want to know.",
     )
-    is_accepting = True
 
     def __init__(self, spec: RunSpec, node: Node) -> None:
         self._sandbox = Sandbox(is_isolated=not spec.tools.python_unsafe)

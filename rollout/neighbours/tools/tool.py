@@ -8,19 +8,23 @@ from rollout.environments.base import ModelTool
 class Tool(ModelTool, Protocol):
     """A tool: environments call it as a function, the policy through `schema` and `answer`.
 
-    A failed call raises NeighbourError with the tool's boundary.
+    A failed call raises NeighbourError with the tool's boundary. A tool without a service has the methods below.
     """
+
+    async def __call__(self, *args: Any, **arguments: Any) -> Any: ...
 
     @property
     def is_accepting(self) -> bool:
         """False while calls would only wait. Then no leases are requested."""
-
-    async def __call__(self, *args: Any, **arguments: Any) -> Any: ...
+        return True
 
     async def check(self) -> None:
         """Use the tool once, without retries. Raises: NeighbourError with the remedy."""
+        return None
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Release what the tool holds."""
+        return None
 
 
 def function_schema(name: str, description: str, **parameters: str) -> dict[str, Any]:

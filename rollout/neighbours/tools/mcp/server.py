@@ -210,8 +210,8 @@ def text_of(result: CallToolResult) -> str:
     return "\n".join(lines)
 
 
-class McpTool:
-    """One tool of a server."""
+class McpTool(Tool):
+    """One tool of a server. Listing it was its check, and `McpTools` closes the server."""
 
     def __init__(self, name: str, listed: ListedTool, client: McpClient) -> None:
         """name: the tool's name for the policy."""
@@ -230,12 +230,6 @@ class McpTool:
     async def answer(self, arguments: Mapping[str, Any]) -> str:
         with timed_call("tool", self._name):
             return await self._client.call(self._name, arguments)
-
-    async def check(self) -> None:
-        """Listing the tool was its check."""
-
-    async def close(self) -> None:
-        """`McpTools` closes the server."""
 
 
 class McpTools:
