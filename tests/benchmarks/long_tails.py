@@ -47,7 +47,6 @@ _SIGMA = math.log(10.0) / 2.326  # of the logarithm: the 99th percentile is ten 
 RATES = Rates(token_s=0.008, token_sample_s=0.00007, train_token_s=0.0, push_s=2.0, pause_s=0.2, reward_s=1.0)
 _PLACES = 256
 GROUPS, SAMPLES, _STALENESS = 128, 8, 4
-_ASK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)

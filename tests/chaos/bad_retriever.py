@@ -19,7 +19,6 @@ import random
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -29,8 +28,9 @@ from rollout.neighbours.http.endpoint import HttpPolicy
 from rollout.neighbours.retriever_client import RetrieverClient
 from tests.chaos.bad_rewards import POLICY, SHORT_POLICY, TIMEOUT_S
 from tests.chaos.rig.bad_http import MARKER, BadServer, bad_server, passages_of
-from tests.chaos.rig.neighbours import GROUP_SIZE, GROUPS_PER_STEP, Outcome, Seat, play_run, under_way
+from tests.chaos.rig.neighbours import GROUP_SIZE, GROUPS_PER_STEP, Outcome, Seat, play_run, search_at, under_way
 from tests.chaos.rig.verdict import conclude, options
+from tests.fakes.http_servers import counted_posts
 from tests.fakes.rollout_fakes import ScriptedScorer
 
 PACE = 32.0
@@ -111,16 +111,16 @@ async def run(
     policy = HttpPolicy(**{**vars(policy), "attempt_timeout_s": TIMEOUT_S})
     urls = [f"{server.address}/retrieve" for server in (own, other)]
     async with AsyncExitStack() as stack:
+        posts = stack.enter_context(counted_posts())
         clients = [await stack.enter_async_context(RetrieverClient(urls, _TOPK, None, policy)) for _ in range(2)]
         scorers = [ScriptedScorer() for _ in clients]
         seats = [
-            Seat(scorer, Resources(2, {"search": _search_at(client)}), client, Search)
+            Seat(scorer, Resources(2, {"search": search_at(client)}), client, Search)
             for scorer, client in zip(scorers, clients, strict=True)
         ]
 
         def progress() -> tuple[int, int]:
-            attempts = sum(number for client in clients for number in client.num_attempts.values())
-            return sum(len(scorer.requests) for scorer in scorers), attempts
+            return sum(len(scorer.requests) for scorer in scorers), posts.total()
 
         async def during() -> None:
             await under_way(progress)
@@ -138,13 +138,6 @@ async def run(
             return f"<search>word {words.getrandbits(40):x} {number}</search>"
 
         return await play_run(seats, write, num_groups, PACE, progress, during)
-
-
-def _search_at(client: RetrieverClient) -> Callable[[str], Awaitable[list[str]]]:
-    async def search(query: str) -> list[str]:
-        return [passage.contents for passage in await client.search(query)]
-
-    return search
 
 
 if __name__ == "__main__":

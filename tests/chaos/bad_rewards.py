@@ -27,6 +27,7 @@ from rollout.neighbours.reward_client import RewardClient, Score, ScoreRequest
 from tests.chaos.rig.bad_http import BadServer, bad_server, reward_of
 from tests.chaos.rig.neighbours import GROUP_SIZE, GROUPS_PER_STEP, Outcome, Seat, play_run, under_way
 from tests.chaos.rig.verdict import conclude, options
+from tests.fakes.http_servers import counted_posts
 
 POLICY = HttpPolicy(min_backoff_s=0.05, max_backoff_s=2.0)
 SHORT_POLICY = HttpPolicy(
@@ -127,6 +128,7 @@ async def run(
     before_s, outage_s = times
     words = random.Random(seed)
     async with AsyncExitStack() as stack:
+        posts = stack.enter_context(counted_posts())
         for batch_size in (1, 4):
             endpoint = RewardEndpoint.model_validate(
                 {"name": "bad", "url": f"{server.address}/score", "timeout_s": TIMEOUT_S, "batch_size": batch_size}
@@ -137,8 +139,7 @@ async def run(
         seats = [Seat(each, Resources(1), each, SingleTurn) for each in rewards]
 
         def progress() -> tuple[int, int]:
-            attempts = sum(each.client.num_attempts["bad"] for each in rewards)
-            return sum(each.num_scored for each in rewards), attempts
+            return sum(each.num_scored for each in rewards), posts.total()
 
         async def during() -> None:
             await under_way(progress)

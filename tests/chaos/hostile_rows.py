@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from learner.coordinator.coordinator import Coordinator
@@ -31,23 +30,20 @@ from learner.data.prompts import Prompt
 from learner.ledger.ledger import Ledger
 from protocol.node.home import Keys
 from protocol.settings.rewards import RewardEndpoint
-from protocol.settings.run_spec import run_spec
 from protocol.settings.settings import Settings
-from protocol.wire.channel import AsyncDealerChannel, RouterChannel
+from protocol.wire.channel import RouterChannel
 from rollout.engine.generation import Generation, Sampling
-from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Resources, Task, Turn
 from rollout.environments.search import Search
-from rollout.episodes.player import EpisodePlayer
 from rollout.neighbours.http.endpoint import HttpPolicy
 from rollout.neighbours.retriever_client import RetrieverClient
 from rollout.neighbours.reward_client import RewardClient
-from rollout.session.outbox import Outbox
-from rollout.session.session import RolloutSession
 from tests.chaos.rig.hostile_values import CONTROL_NAMES, Row, hostile_rows, hostile_services
+from tests.chaos.rig.neighbours import Place, Seat, open_session, search_at
 from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.engines import ScriptedEngine
 from tests.fakes.rollout_fakes import make_keys
+from tests.fakes.tool_models import byte_core
 
 _CHATML = (
     "{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}{{ raise_exception('no role') }}{% endif %}"
@@ -136,9 +132,7 @@ class _Engine(ScriptedEngine):
 
     def __init__(self) -> None:
         super().__init__(lambda context: "")
-        core = Tokenizer(models.BPE({letter: i for i, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
-        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        core.decoder = decoders.ByteLevel()
+        core = byte_core()
         core.add_special_tokens(list(CONTROL_NAMES))
         self.tokenizer = PreTrainedTokenizerFast(  # type: ignore[assignment]
             tokenizer_object=core, eos_token=CONTROL_NAMES[0], chat_template=_CHATML
@@ -207,18 +201,10 @@ async def _serve(
     endpoint = RewardEndpoint.model_validate({"name": "odd", "url": f"{services}/score", "timeout_s": 2.0})
     rewards = await stack.enter_async_context(RewardClient([endpoint], "sum", None, _POLICY))
     retriever = await stack.enter_async_context(RetrieverClient([f"{services}/retrieve"], 3, None, _POLICY))
-
-    async def search(query: str) -> list[str]:
-        return [passage.contents for passage in await retriever.search(query)]
-
-    spec = run_spec(settings, "chaos", 1, coordinator)
-    gate = VersionGate()
-    gate.open()
-    player = EpisodePlayer(engine, gate, _Playing, Resources(3, {"search": search}), rewards, spec.rollout, name)
-    channel = AsyncDealerChannel(coordinator, name, keys.peer, keys.coordinator.public)
+    seat = Seat(rewards, Resources(3, {"search": search_at(retriever)}), rewards, _Playing)
+    task, channel = open_session(name, seat, engine, settings, Place(coordinator, keys))
     stack.callback(channel.close)
-    session = RolloutSession(name, spec, channel, player, engine, rewards, Outbox())
-    return asyncio.create_task(session.run())
+    return task
 
 
 async def _until_finished(path: Path, num_rows: int, tasks: Sequence["asyncio.Task[str]"]) -> None:

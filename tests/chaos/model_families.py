@@ -125,8 +125,8 @@ def _buckets(model: Any, folder: Path) -> Any:
     import torch
     from safetensors.torch import load_file
 
-    from protocol.weights.wire import TensorMeta, bucket_num_bytes, bucket_views
-    from tests.fakes.planned_weights import plan_buckets
+    from protocol.weights.wire import TensorMeta, bucket_num_bytes
+    from tests.fakes.planned_weights import bucket_views, plan_buckets
 
     model.save_pretrained(folder)
     named = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}

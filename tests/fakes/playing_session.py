@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from protocol.node.home import Keys
+from protocol.settings.run_spec import RunSpec
 from protocol.wire import messages as m
 from protocol.wire.channel import AsyncDealerChannel
 from protocol.wire.trajectory import Trajectory
@@ -40,6 +42,39 @@ class PlayingSession:
 
 
 @asynccontextmanager
+async def session_at_work(
+    coordinator: ScriptedCoordinator,
+    keys: Keys,
+    spec: RunSpec,
+    player: Any,
+    engine: ScriptedEngine,
+    services: Any,
+    outbox: Outbox | None = None,
+) -> AsyncIterator[PlayingSession]:
+    """Yield the session "s0", which nobody has welcomed; it and its coordinator's socket are closed afterwards."""
+    channel = AsyncDealerChannel(coordinator.address, "s0", keys.peer, keys.coordinator.public)
+    session = RolloutSession("s0", spec, channel, player, engine, services, Outbox() if outbox is None else outbox)
+    task = asyncio.create_task(session.run())
+    try:
+        yield PlayingSession(coordinator, session, task)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        channel.close()
+        drop_counts()
+        coordinator.close()
+
+
+def make_player(
+    engine: ScriptedEngine, spec: RunSpec, environment: MakeEnvironment, resources: Resources, scorer: Scorer
+) -> EpisodePlayer:
+    """Return the player "s0" of a run, whose engine has its weights."""
+    gate = VersionGate()
+    gate.open()
+    return EpisodePlayer(engine, gate, environment, resources, scorer, spec.rollout, "s0")
+
+
+@asynccontextmanager
 async def playing_session(
     engine: ScriptedEngine,
     environment: MakeEnvironment = SingleTurn,
@@ -52,21 +87,10 @@ async def playing_session(
 
     keeps_turns: as `ScriptedCoordinator`'s.
     """
-    keys = make_keys()
+    keys, scorer = make_keys(), scorer or ScriptedScorer()
     coordinator = ScriptedCoordinator(keys, keeps_turns=keeps_turns)
     spec = make_spec(coordinator.address, **rollout)
-    gate, scorer = VersionGate(), scorer or ScriptedScorer()
-    gate.open()
-    player = EpisodePlayer(engine, gate, environment, resources or Resources(3), scorer, spec.rollout, "s0")
-    channel = AsyncDealerChannel(coordinator.address, "s0", keys.peer, keys.coordinator.public)
-    session = RolloutSession("s0", spec, channel, player, engine, scorer, Outbox())
-    task = asyncio.create_task(session.run())
-    try:
+    player = make_player(engine, spec, environment, resources or Resources(3), scorer)
+    async with session_at_work(coordinator, keys, spec, player, engine, scorer) as playing:
         await coordinator.welcome()
-        yield PlayingSession(coordinator, session, task)
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        channel.close()
-        drop_counts()
-        coordinator.close()
+        yield playing

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from protocol.settings.run_spec import EngineRequest
+from tests.fakes.tool_models import byte_core
 
 TAGS = ("<pad>", "<eos>", "<search>", "</search>", "<answer>", "</answer>")
 
@@ -99,13 +99,11 @@ def make_tiny_mixture(folder: Path) -> Path:
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token per byte after six tags: 262 tokens, no merges."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate([*TAGS, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", additional_special_tokens=list(TAGS[2:])
+        tokenizer_object=byte_core(*TAGS),
+        pad_token="<pad>",
+        eos_token="<eos>",
+        additional_special_tokens=list(TAGS[2:]),
     )
 
 

@@ -36,7 +36,7 @@ def _special(*names: str, **flags: bool) -> list[AddedToken]:
     return [AddedToken(name, special=True, **{"normalized": False, **flags}) for name in names]
 
 
-def _of_bytes() -> Tokenizer:
+def of_bytes() -> Tokenizer:
     """GPT-2's, Qwen's, Llama 3's and DeepSeek's: BPE over bytes."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -47,7 +47,7 @@ def _of_bytes() -> Tokenizer:
     return core
 
 
-def _of_pieces(begins_with_space: bool, names: Sequence[str]) -> Tokenizer:
+def of_pieces(begins_with_space: bool, names: Sequence[str]) -> Tokenizer:
     """Llama 2's, Mistral's, Phi's and Gemma's: BPE over pieces, bytes for what is unknown.
 
     names: control tokens, which stand in the vocabulary of pieces too.
@@ -121,7 +121,7 @@ _OLMO = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 FAMILIES = {
     "qwen": Family(
-        _of_bytes,
+        of_bytes,
         _special(*_QWEN),
         None,
         "<|im_end|>",
@@ -129,35 +129,35 @@ FAMILIES = {
         ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
     ),
     "llama3": Family(
-        _of_bytes,
+        of_bytes,
         _special(*_LLAMA),
         "<|begin_of_text|>",
         "<|eot_id|>",
         _turns("<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>", "ipython"),
     ),
     "mistral": Family(
-        functools.partial(_of_pieces, True, _MISTRAL),
+        functools.partial(of_pieces, True, _MISTRAL),
         _special(*_MISTRAL),
         "<s>",
         "</s>",
         _turns("[INST]{role} ", "</s>"),
     ),
     "gemma": Family(
-        functools.partial(_of_pieces, False, _GEMMA),
+        functools.partial(of_pieces, False, _GEMMA),
         _special(*_GEMMA),
         "<bos>",
         "<end_of_turn>",
         _turns("<start_of_turn>{role}\n", "<end_of_turn>\n", "user"),
     ),
     "deepseek": Family(
-        _of_bytes,
+        of_bytes,
         _special(*_DEEPSEEK, normalized=True),
         _DEEPSEEK[0],
         _DEEPSEEK[1],
         _turns(_DEEPSEEK[2] + "{role}: ", _DEEPSEEK[1]),
     ),
     "phi": Family(
-        functools.partial(_of_pieces, True, _PHI),
+        functools.partial(of_pieces, True, _PHI),
         _special(*_PHI, rstrip=True),
         "<s>",
         "<|end|>",
@@ -171,7 +171,7 @@ FAMILIES = {
         _turns(_T5[2] + "{role}: ", "</s>"),
     ),
     "upper_and_lower": Family(
-        lambda: _lowered(_of_bytes()),
+        lambda: _lowered(of_bytes()),
         _special(*_OLMO, normalized=True),
         None,
         "<|im_end|>",

@@ -64,6 +64,15 @@ MISTRAL = """{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{% i
 {% endfor %}"""
 
 
+def byte_core(*names: str) -> Tokenizer:
+    """Return what cuts text into these names, which come first, and single bytes: without merges or control tokens."""
+    tokens = [*names, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    core = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    return core
+
+
 @dataclass(frozen=True)
 class ToolModel:
     """One family's tokenizer, and how a call and the result behind it are written."""
@@ -75,14 +84,10 @@ class ToolModel:
     result: str  # what stands between the end of a turn and the policy's next token; {text}
 
     def tokenizer(self) -> Any:
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        core = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(alphabet)}, merges=[]))
-        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        core.decoder = decoders.ByteLevel()
         names = {"eos_token": self.end, "additional_special_tokens": list(self.control)}
         if "<s>" in self.control:
             names["bos_token"] = "<s>"
-        return PreTrainedTokenizerFast(tokenizer_object=core, chat_template=self.template, **names)
+        return PreTrainedTokenizerFast(tokenizer_object=byte_core(), chat_template=self.template, **names)
 
 
 _CHATML_RESULT = "\n<|im_start|>user\n<tool_response>\n{text}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"

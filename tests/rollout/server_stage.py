@@ -51,6 +51,12 @@ class Stage:
         spec = make_spec(self.coordinator.address, incarnation, environment=environment)
         return {**spec.model_dump(mode="json"), **changes}
 
+    async def begin(self, version: int = 1, by: Attempt | None = None) -> None:
+        """Attach the run, push a version, and be greeted."""
+        await self.server.attach(self.run())
+        await push(self.server, version, by)
+        await self.coordinator.welcome()
+
 
 _numbers = itertools.count(1)
 

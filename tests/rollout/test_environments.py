@@ -88,14 +88,6 @@ async def test_search_takes_an_answer_in_the_last_generation() -> None:
     assert (await environment.step(Turn("<answer> y</answer>", "stop", "</answer>"))).finish == "answer"
 
 
-async def test_search_lets_a_retrievers_failure_pass() -> None:
-    async def search(query: str) -> list[str]:
-        raise NeighbourError("retriever", "down")
-
-    with pytest.raises(NeighbourError, match="retriever: down"):
-        await Search(Resources(3, {"search": search})).step(Turn("<search> x</search>", "stop", "</search>"))
-
-
 @pytest.mark.parametrize(
     ("turn", "query"),
     [
@@ -117,6 +109,7 @@ def test_query_is_the_text_between_the_last_open_tag_and_the_end(turn: Turn, que
         (['"A "b""\nText \n'], ' A "b": Text'),
         (["  no title "], " no title"),
         (['"A"\none\ntwo', '"B"\nthree'], " A: one\ntwo\n B: three"),
+        (['"Ada"\nShe wrote "Notes"\nand more.'], ' Ada: She wrote "Notes"\nand more.'),
     ],
 )
 def test_passages_are_rendered_in_order(contents: list[str], body: str) -> None:
@@ -211,10 +204,6 @@ def test_loading_says_what_is_missing(tmp_path: Path, name: str, problem: str) -
         load_environment(name.format(folder=tmp_path))
     assert str(caught.value).startswith("settings: rollout.environment = ")
     assert problem.format(folder=tmp_path) in str(caught.value)
-
-
-def test_title_is_the_first_line_alone_however_many_quotes_follow() -> None:
-    assert render_passages(['"Ada"\nShe wrote "Notes"\nand more.']) == ' Ada: She wrote "Notes"\nand more.'
 
 
 async def test_search_speaks_in_search_r1s_words_by_a_setting() -> None:

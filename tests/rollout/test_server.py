@@ -124,9 +124,7 @@ async def test_attach_without_any_reward_service_says_what_to_do(stage: Stage) -
 
 
 async def test_later_start_of_a_run_replaces_the_earlier_and_is_given_its_trajectories(stage: Stage) -> None:
-    await stage.server.attach(stage.run())
-    await push(stage.server, 1)
-    await stage.coordinator.welcome()
+    await stage.begin()
     stage.coordinator.lease("e0-a")
     await stage.coordinator.next(m.TrajectoryDone)
     stage.coordinator.acknowledge("e0-a", 0, "accepted")
@@ -142,9 +140,7 @@ async def test_later_start_of_a_run_replaces_the_earlier_and_is_given_its_trajec
 
 
 async def test_another_run_is_given_nothing(stage: Stage) -> None:
-    await stage.server.attach(stage.run())
-    await push(stage.server, 1)
-    await stage.coordinator.welcome()
+    await stage.begin()
     stage.coordinator.lease("e0-a")
     await stage.coordinator.next(m.TrajectoryDone)
 

@@ -10,9 +10,7 @@ from tests.rollout.server_stage import Stage, attempt, push, sleep_and_push
 
 
 async def test_no_turn_begins_while_the_server_sleeps_and_one_in_flight_goes_on_when_it_is_awake(stage: Stage) -> None:
-    await stage.server.attach(stage.run())
-    await push(stage.server, 1)
-    await stage.coordinator.welcome()
+    await stage.begin()
     await stage.server.sleep(attempt())
     stage.coordinator.lease("e0-a")
     await asyncio.sleep(0.1)
@@ -25,9 +23,7 @@ async def test_no_turn_begins_while_the_server_sleeps_and_one_in_flight_goes_on_
 async def test_a_version_that_came_in_its_sleep_is_used_once_the_server_is_awake_and_was_found_right(
     stage: Stage,
 ) -> None:
-    await stage.server.attach(stage.run())
-    await push(stage.server, 1)
-    await stage.coordinator.welcome()
+    await stage.begin()
     by = await sleep_and_push(stage.server, 2)
     await stage.server.wake(attempt())
     stage.coordinator.lease("e0-a")
@@ -58,9 +54,7 @@ async def test_a_run_that_attaches_to_a_sleeping_server_finds_it_awake(stage: St
 
 
 async def test_a_learner_that_leaves_a_sleeping_server_does_not_have_it_begin_turns(stage: Stage) -> None:
-    await stage.server.attach(stage.run())
-    await push(stage.server, 1, by := attempt())
-    await stage.coordinator.welcome()
+    await stage.begin(1, by := attempt())
     await stage.server.sleep(attempt())
     await stage.server.leave(by)
     stage.coordinator.lease("e0-a")

@@ -31,9 +31,7 @@ async def test_server_generates_nothing_for_a_run_before_a_push_was_committed(st
 
 
 async def test_turns_are_generated_while_a_push_is_received(stage: Stage) -> None:
-    await stage.server.attach(stage.run())
-    await push(stage.server, 1)
-    await stage.coordinator.welcome()
+    await stage.begin()
     await stage.server.prepare(by := attempt(), {})
     stage.coordinator.lease("e0-a")
     assert (await stage.coordinator.next(m.TrajectoryDone)).facts.oldest_version == 1
@@ -46,9 +44,7 @@ async def test_turns_are_generated_while_a_push_is_received(stage: Stage) -> Non
 
 async def test_new_turns_wait_for_the_commit_where_generation_stops_for_a_push(stage: Stage) -> None:
     stage.engine.generates_while_receiving = False
-    await stage.server.attach(stage.run())
-    await push(stage.server, 1)
-    await stage.coordinator.welcome()
+    await stage.begin()
     await stage.server.prepare(by := attempt(), {})
     stage.coordinator.lease("e0-a")
     await asyncio.sleep(0.1)
@@ -60,9 +56,7 @@ async def test_new_turns_wait_for_the_commit_where_generation_stops_for_a_push(s
 
 
 async def test_new_turns_wait_after_a_refused_commit_for_a_good_one(stage: Stage) -> None:
-    await stage.server.attach(stage.run())
-    await push(stage.server, 1)
-    await stage.coordinator.welcome()
+    await stage.begin()
     await stage.server.prepare(by := attempt(), {})
     await stage.server.receive(by)
     with pytest.raises(NeighbourError, match="weight digest differs"):
@@ -117,9 +111,7 @@ async def test_coordinator_is_told_of_new_weights_at_once(stage: Stage, monkeypa
 
 
 async def test_committed_version_is_told_and_written_with_only_once_it_is_served(stage: Stage) -> None:
-    await stage.server.attach(stage.run())
-    await push(stage.server, 1)
-    await stage.coordinator.welcome()
+    await stage.begin()
     while (await stage.coordinator.next(m.Demand)).policy_version != 1:
         pass
     await stage.server.prepare(by := attempt(), {})
@@ -139,9 +131,7 @@ async def test_committed_version_is_told_and_written_with_only_once_it_is_served
 
 async def commit_under_a_turn(stage: Stage, version: int) -> Attempt:
     """Have a turn be written by version 1, and commit this version meanwhile; returns whose push it is."""
-    await stage.server.attach(stage.run())
-    await push(stage.server, 1)
-    await stage.coordinator.welcome()
+    await stage.begin()
     stage.engine.is_slow = True
     stage.coordinator.lease("e0-a")
     async with asyncio.timeout(20.0):
@@ -181,9 +171,7 @@ async def test_what_weights_wrote_that_nobody_served_is_given_up(stage: Stage, n
 
 
 async def test_version_older_than_one_that_was_served_is_refused_and_the_newer_one_stays_in_use(stage: Stage) -> None:
-    await stage.server.attach(stage.run())
-    await push(stage.server, 5)
-    await stage.coordinator.welcome()
+    await stage.begin(5)
     with pytest.raises(NeighbourError, match=r"^sluice-rollout-0: cannot commit version 3: it has served version 5$"):
         await push(stage.server, 3)
     stage.coordinator.lease("e0-a")

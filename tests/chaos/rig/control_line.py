@@ -5,10 +5,19 @@ A call into a cut link hangs, as Ray's do, until whoever asked gives it up.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from protocol.weights.controls import Attempt
+from tests.fakes.waiting import wait_until
+
+HOST = "127.0.0.1"
+_START_S = 300.0
 
 _LIMIT = 1 << 20  # bytes of a line
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -88,3 +97,28 @@ async def serve_controls(server: object, host: str, port: int) -> None:
             writer.close()
 
     await asyncio.start_server(answer, host, port, limit=_LIMIT)
+
+
+@contextmanager
+def served(arguments: Mapping[int, Sequence[str]]) -> Iterator[None]:
+    """Have processes of `python -m ARGUMENTS` serve, one on each of these ports. They end when their input does."""
+    processes = {
+        # What gloo and vLLM print is not for who reads the figures.
+        port: subprocess.Popen([sys.executable, "-m", *each], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        for port, each in arguments.items()
+    }
+    try:
+        for port, process in processes.items():
+            wait_until(partial(_listens, process, port), _START_S)
+        yield
+    finally:
+        for process in processes.values():
+            with suppress(BrokenPipeError):
+                process.communicate()
+
+
+def _listens(process: "subprocess.Popen[bytes]", port: int) -> bool:
+    assert process.poll() is None, "a server did not start"
+    with suppress(OSError), socket.create_connection((HOST, port)):
+        return True
+    return False

@@ -1,14 +1,10 @@
 """A learner, and rollout servers of real vLLM in processes of their own that load weights wrongly when told to."""
 
-import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -18,14 +14,13 @@ from transformers import Qwen2ForCausalLM
 from learner.models.policy import PolicyEngine
 from learner.rank.push import RankPusher, natural_text
 from learner.weights.push import PushReport
-from tests.chaos.rig.control_line import ControlLine
+from tests.chaos.rig.control_line import HOST, ControlLine, served
 from tests.chaos.rig.lying_server import settings_of
 from tests.chaos.rig.plain_policy import PlainPolicy
 from tests.fakes.ports import free_port
 from tests.fakes.waiting import wait_until
 
-_HOST = "127.0.0.1"
-_START_LIMIT_S = 300.0
+_SERVER = "tests.chaos.rig.lying_server"
 _JOINED_LIMIT_S = 60.0
 _TURN_LIMIT_S = 60.0
 Tokens = Counter[tuple[str, int]]  # by (server, policy version)
@@ -99,40 +94,13 @@ class LyingPair:
 @contextmanager
 def lying_pair(model: Path, num_servers: int, num_workers: int) -> Iterator[LyingPair]:
     """Yield servers of so many tensor-parallel workers each, and their learner; nothing is pushed yet."""
-    with _started(model, num_servers, num_workers) as servers:
+    ports = {f"server-{number}": free_port() for number in range(num_servers)}
+    servers = [ControlLine(name, HOST, port) for name, port in ports.items()]
+    with served({port: [_SERVER, name, str(model), str(port), str(num_workers)] for name, port in ports.items()}):
         policy = PlainPolicy(Qwen2ForCausalLM.from_pretrained(model, dtype=torch.float32))
         settings = settings_of(model, num_workers)
-        pusher = RankPusher(cast(PolicyEngine, policy), settings, servers, _HOST, "gloo", natural_text(model))
+        pusher = RankPusher(cast(PolicyEngine, policy), settings, servers, HOST, "gloo", natural_text(model))
         try:
             yield LyingPair(policy, servers, pusher)
         finally:
             pusher.close()
-
-
-@contextmanager
-def _started(model: Path, num_servers: int, num_workers: int) -> Iterator[list[ControlLine]]:
-    lines = [ControlLine(f"server-{number}", _HOST, free_port()) for number in range(num_servers)]
-    command = [sys.executable, "-m", "tests.chaos.rig.lying_server"]
-    processes = [
-        subprocess.Popen(
-            [*command, line.name, str(model), str(line.where[1]), str(num_workers)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-        )
-        for line in lines
-    ]
-    try:
-        for process, line in zip(processes, lines, strict=True):
-            wait_until(partial(_listens, process, line), _START_LIMIT_S)
-        yield lines
-    finally:
-        for process in processes:
-            with suppress(BrokenPipeError):
-                process.communicate()
-
-
-def _listens(process: subprocess.Popen[bytes], line: ControlLine) -> bool:
-    assert process.poll() is None, f"{line.name} did not start"
-    with suppress(OSError), socket.create_connection(line.where):
-        return True
-    return False

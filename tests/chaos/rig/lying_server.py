@@ -17,9 +17,8 @@ from typing import Any
 from protocol.errors import NeighbourError
 from protocol.settings.settings import Settings
 from protocol.weights.controls import VERBS, Attempt
-from tests.chaos.rig.control_line import serve_controls
+from tests.chaos.rig.control_line import HOST, serve_controls
 
-_HOST = "127.0.0.1"
 _PROMPT = [20, 21, 14, 22, 23, 32] * 3
 _WORKER = "tests.chaos.rig.loading_lies.LyingWorker"
 # Of different lengths, so that some turn is always under way.
@@ -140,7 +139,7 @@ async def _serve(name: str, model: Path, port: int, num_workers: int) -> None:
     lying = LyingServer(name, engine, server)
     await lying.lie(None)
     asking = asyncio.create_task(lying.ask_for_ever(settings_of(model, num_workers)))
-    await serve_controls(lying, _HOST, port)
+    await serve_controls(lying, HOST, port)
     await asyncio.to_thread(sys.stdin.read)
     asking.cancel()
     engine.shutdown()

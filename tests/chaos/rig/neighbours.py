@@ -34,6 +34,7 @@ from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import MakeEnvironment, Resources
 from rollout.episodes.conversation import Scorer
 from rollout.episodes.player import EpisodePlayer
+from rollout.neighbours.retriever_client import RetrieverClient
 from rollout.session.outbox import Outbox
 from rollout.session.session import Neighbours, RolloutSession
 from tests.fakes.engines import CharacterTokenizer, ScriptedEngine
@@ -134,7 +135,7 @@ async def play_run(
 
     async def open_sessions(place: Place) -> list[Opened]:
         return [
-            _open_session(f"s{i}", seat, engine, settings, place)
+            open_session(f"s{i}", seat, engine, settings, place)
             for i, (seat, engine) in enumerate(zip(seats, engines, strict=True))
         ]
 
@@ -201,7 +202,8 @@ async def under_way(progress: Callable[[], tuple[int, int]]) -> None:
         await asyncio.sleep(0.05)
 
 
-def _open_session(name: str, seat: Seat, engine: RateLimitedEngine, settings: Settings, place: Place) -> Opened:
+def open_session(name: str, seat: Seat, engine: ScriptedEngine, settings: Settings, place: Place) -> Opened:
+    """Return a session at work."""
     spec = run_spec(settings, "chaos", 1, place.address)
     gate = VersionGate()
     gate.open()
@@ -209,6 +211,15 @@ def _open_session(name: str, seat: Seat, engine: RateLimitedEngine, settings: Se
     channel = AsyncDealerChannel(place.address, name, place.keys.peer, place.keys.coordinator.public)
     session = RolloutSession(name, spec, channel, player, engine, seat.services, Outbox())
     return asyncio.create_task(session.run()), channel
+
+
+def search_at(client: RetrieverClient) -> Callable[[str], Awaitable[list[str]]]:
+    """Return the search of environments that asks this client."""
+
+    async def search(query: str) -> list[str]:
+        return [passage.contents for passage in await client.search(query)]
+
+    return search
 
 
 def _train(place: Place, engines: Sequence[ScriptedEngine], note: Callable[[Trajectory], None]) -> None:

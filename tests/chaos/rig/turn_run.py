@@ -19,7 +19,7 @@ import psutil
 from deploy.cluster.ray_processes import ray_processes
 from deploy.node.home import this_home
 from protocol.failpoints import FAILPOINTS, VARIABLE
-from tests.chaos.soak.processes import processes
+from tests.chaos.soak.processes import processes, signal_if_there
 from tests.fakes.process_facts import has_open
 
 TURN_FAILPOINTS = tuple(name for name in FAILPOINTS if name.startswith("device_turn."))
@@ -83,10 +83,10 @@ class TurnRun:
         assert self._rank is not None
         rank, victim = self._rank, self._find(strike.victim)
         if strike.delay_s:
-            _signal(rank, signal.SIGCONT)
+            signal_if_there(rank, signal.SIGCONT)
             time.sleep(strike.delay_s)
         begun, begun_at_s = time.monotonic(), time.time()
-        while not _signal(victim, signal.SIGKILL if strike.is_kill else signal.SIGSTOP):
+        while not signal_if_there(victim, signal.SIGKILL if strike.is_kill else signal.SIGSTOP):
             victim = self._find(strike.victim)  # another one is in its place since it was looked for
         if not strike.is_kill:
             self._wait_while_stopped(victim, begun + strike.lasts_s)
@@ -144,7 +144,7 @@ class TurnRun:
                     self._let_go_on()
                 time.sleep(_POLL_S)
         finally:
-            _signal(victim, signal.SIGCONT)
+            signal_if_there(victim, signal.SIGCONT)
 
     def _is_at_place(self) -> bool:
         rank = self._living_rank()
@@ -152,7 +152,7 @@ class TurnRun:
 
     def _let_go_on(self) -> None:
         if self._is_at_place() and self._rank is not None:
-            _signal(self._rank, signal.SIGCONT)
+            signal_if_there(self._rank, signal.SIGCONT)
 
     def _living_rank(self) -> psutil.Process | None:
         """Return the rank's process; it is looked for twice a second, where there is none."""
@@ -179,12 +179,3 @@ def _is_stopped(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_STOPPED
     except psutil.Error:
         return False
-
-
-def _signal(process: psutil.Process, number: signal.Signals) -> bool:
-    """Return whether it was there to be told."""
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess:
-        return False
-    return True

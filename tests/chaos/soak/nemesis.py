@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from tests.chaos.soak.processes import signal_if_there
+
 _STOPPED_S = (3.0, 20.0)
 
 Find = Callable[[], Mapping[str, list[psutil.Process]]]
@@ -98,25 +100,17 @@ class Nemesis:
         if not found:
             return False
         victim = self._draw.choice(sorted(found, key=lambda process: process.pid))
-        if not _signal(victim, signal.SIGKILL if verb == "kill" else signal.SIGSTOP):
+        if not signal_if_there(victim, signal.SIGKILL if verb == "kill" else signal.SIGSTOP):
             return False
         if verb == "stop":
             self._fault = _InForce(now + self._draw.uniform(*_STOPPED_S), lambda: _go_on(victim))
         return True
 
 
-def _signal(process: psutil.Process, number: signal.Signals) -> bool:
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess:
-        return False
-    return True
-
-
 def _go_on(process: psutil.Process) -> None:
     """Have it go on, and what it was begun by: nsenter stops with its child, and would never tell of its end."""
-    _signal(process, signal.SIGCONT)
+    signal_if_there(process, signal.SIGCONT)
     with suppress(psutil.NoSuchProcess):
         parent = process.parent()
         if parent is not None and parent.status() == psutil.STATUS_STOPPED:
-            _signal(parent, signal.SIGCONT)
+            signal_if_there(parent, signal.SIGCONT)

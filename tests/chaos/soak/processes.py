@@ -1,6 +1,7 @@
 """The processes of a cluster, by kind: of this node, or of hosts that are namespaces of this machine."""
 
 import os
+import signal
 from collections.abc import Iterable, Mapping
 
 import psutil
@@ -68,6 +69,15 @@ def processes_of_hosts(first: Iterable[psutil.Process]) -> Mapping[str, list[psu
         if not title.startswith(_NOT_ITSELF) and (kind := _kind(title) or next(others, None)) is not None:
             found.setdefault(kind, []).append(process)
     return found
+
+
+def signal_if_there(process: psutil.Process, number: signal.Signals) -> bool:
+    """Return whether it was there to be told."""
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return False
+    return True
 
 
 def _space(pid: int) -> int | None:

@@ -138,6 +138,13 @@ class Script:
         """Have a server deliver every sample of a lease; returns the outcomes it is told."""
         return [self.deliver(server, lease, index, version, reward).outcome for index in lease.sample_indices]
 
+    def demand_and_finish(
+        self, server: str = "s1", num_groups: int = 100, version: int = 0, reward: float = 0.5
+    ) -> None:
+        """Have a server deliver every sample that it is leased."""
+        for lease in self.demand(server, num_groups, version):
+            self.finish(server, lease, version, reward)
+
     def deliver(
         self, peer: str, lease: m.Lease, index: int, version: int = 0, reward: float = 0.5, **changes: Any
     ) -> m.Ack:
@@ -210,8 +217,7 @@ class Script:
 
     def train(self, step: int, reward: float = 0.5) -> None:
         """Take a step on the version before it: s1 is leased what may go out and delivers it, rank 0 trains."""
-        for lease in self.demand(version=step - 1):
-            self.finish("s1", lease, version=step - 1, reward=reward)
+        self.demand_and_finish(version=step - 1, reward=reward)
         self.batch(step)
         self.step(step, version=step)
 

@@ -9,21 +9,18 @@ from protocol.wire import messages as m
 from tests.learner.coordinator.coordinator_script import Script, settings_of
 
 
-def test_server_that_fails_all_at_once_costs_no_prompt_while_another_one_works(tmp_path: Path) -> None:
-    script = Script(tmp_path)
+def test_server_that_fails_all_at_once_costs_no_prompt_while_another_one_works(script: Script) -> None:
     script.demand("s2", num_groups=0)
     for _ in range(10):  # it always has room
         for lease in script.demand("s1"):
             for index in lease.sample_indices:
                 script.fail("s1", lease, index, "no module named numpy")
-    for lease in script.demand("s2"):
-        script.finish("s2", lease)
+    script.demand_and_finish("s2")
     assert "skipped" not in script.states()
     assert script.states()["ready"] == 4  # the whole window
 
 
-def test_prompt_that_fails_everywhere_is_given_up_after_three_failures(tmp_path: Path) -> None:
-    script = Script(tmp_path)
+def test_prompt_that_fails_everywhere_is_given_up_after_three_failures(script: Script) -> None:
     (lease,) = script.demand("s1", num_groups=1)
     script.fail("s1", lease, 0)
     script.demand("s1", num_groups=0)
@@ -37,8 +34,7 @@ def test_prompt_that_fails_everywhere_is_given_up_after_three_failures(tmp_path:
     assert script.rows("SELECT \"group\" FROM prompts WHERE state = 'skipped'") == [(lease.group,)]
 
 
-def test_prompt_that_failed_waits_no_longer_for_a_server_that_is_gone(tmp_path: Path) -> None:
-    script = Script(tmp_path)
+def test_prompt_that_failed_waits_no_longer_for_a_server_that_is_gone(script: Script) -> None:
     script.demand("s2", num_groups=0)
     (lease,) = script.demand("s1", num_groups=1)
     script.fail("s1", lease, 0)
@@ -47,8 +43,7 @@ def test_prompt_that_failed_waits_no_longer_for_a_server_that_is_gone(tmp_path: 
     assert again.group == lease.group
 
 
-def test_prompt_that_failed_waits_for_a_server_that_stands_still_for_half_a_minute_at_most(tmp_path: Path) -> None:
-    script = Script(tmp_path)
+def test_prompt_that_failed_waits_for_a_server_that_stands_still_for_half_a_minute_at_most(script: Script) -> None:
     script.demand("s2", num_groups=0)  # it says no more
     (lease,) = script.demand("s1", num_groups=1)
     script.fail("s1", lease, 0)

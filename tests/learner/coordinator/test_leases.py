@@ -14,8 +14,7 @@ def test_window_leases_no_more_than_its_size(script: Script) -> None:
 
 
 def test_slots_are_free_again_when_the_step_is_trained_and_not_when_it_is_assigned(script: Script) -> None:
-    for lease in script.demand():
-        script.finish("s1", lease)
+    script.demand_and_finish()
     script.batch(1)
     assert script.demand(version=0) == []
     script.step(1, version=1)
@@ -45,8 +44,7 @@ def test_server_without_the_current_weights_is_given_nothing(tmp_path: Path, ver
 
 
 def test_server_one_push_ahead_of_the_books_is_given_leases(script: Script) -> None:
-    for lease in script.demand(num_groups=2):
-        script.finish("s1", lease)
+    script.demand_and_finish(num_groups=2)
     script.batch(1)
     assert len(script.demand(version=1)) == 2
 

@@ -166,8 +166,7 @@ def test_result_of_a_start_that_has_not_been_is_not_used(script: Script) -> None
 
 def test_result_of_the_weights_that_a_step_under_way_has_pushed_is_used(script: Script) -> None:
     """Rank 0 pushes before it tells that the step ended: a server may be one version ahead, and no more."""
-    for lease in script.demand(num_groups=2):
-        script.finish("s1", lease)
+    script.demand_and_finish(num_groups=2)
     script.batch(1)
     (ahead,) = script.demand("s2", num_groups=1, version=1)
     assert script.deliver("s2", ahead, 0, version=1).outcome == "accepted"

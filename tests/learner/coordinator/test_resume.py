@@ -5,8 +5,7 @@ from pathlib import Path
 from tests.learner.coordinator.coordinator_script import Script, settings_of
 
 
-def test_resumed_run_leases_unfinished_prompts_first_and_none_that_was_trained(tmp_path: Path) -> None:
-    script = Script(tmp_path)
+def test_resumed_run_leases_unfinished_prompts_first_and_none_that_was_trained(script: Script) -> None:
     leases = script.demand()
     for lease in leases[:3]:
         script.finish("s1", lease)
@@ -50,10 +49,8 @@ def test_step_does_not_wait_for_resumed_groups_that_nobody_has_begun(tmp_path: P
     assert {facts.group for facts in resumed.batch(11).facts} == {lease.group for lease in leases}
 
 
-def test_resumed_run_knows_that_a_step_was_not_applied(tmp_path: Path) -> None:
-    script = Script(tmp_path)
-    for lease in script.demand(num_groups=2):
-        script.finish("s1", lease)
+def test_resumed_run_knows_that_a_step_was_not_applied(script: Script) -> None:
+    script.demand_and_finish(num_groups=2)
     script.batch(1)
     script.step(1, version=0, is_applied=False, detail="loss is nan")
     resumed = script.resume(step=1)
@@ -61,8 +58,7 @@ def test_resumed_run_knows_that_a_step_was_not_applied(tmp_path: Path) -> None:
     assert len(resumed.demand(version=0)) == 4
 
 
-def test_result_that_its_server_kept_is_used_by_the_next_start(tmp_path: Path) -> None:
-    script = Script(tmp_path)
+def test_result_that_its_server_kept_is_used_by_the_next_start(script: Script) -> None:
     (lease,) = script.demand(num_groups=1)
     script.deliver("s1", lease, 0)
     resumed = script.resume(step=0)
@@ -71,8 +67,7 @@ def test_result_that_its_server_kept_is_used_by_the_next_start(tmp_path: Path) -
     assert (again.group, again.sample_indices) == (lease.group, [1])
 
 
-def test_result_of_weights_that_the_checkpoint_did_not_have_is_not_used(tmp_path: Path) -> None:
-    script = Script(tmp_path)
+def test_result_of_weights_that_the_checkpoint_did_not_have_is_not_used(script: Script) -> None:
     leases = script.demand()
     for lease in leases[:2]:
         script.finish("s1", lease)
@@ -85,8 +80,7 @@ def test_result_of_weights_that_the_checkpoint_did_not_have_is_not_used(tmp_path
     assert resumed.rows("SELECT reason, num_tokens FROM waste") == [("lineage", 2)]
 
 
-def test_failures_of_an_earlier_start_count_towards_a_dead_letter(tmp_path: Path) -> None:
-    script = Script(tmp_path)
+def test_failures_of_an_earlier_start_count_towards_a_dead_letter(script: Script) -> None:
     (lease,) = script.demand(num_groups=1)
     script.fail("s1", lease, 0)
     (again,) = script.demand(num_groups=1)
@@ -98,11 +92,10 @@ def test_failures_of_an_earlier_start_count_towards_a_dead_letter(tmp_path: Path
     assert resumed.rows("SELECT \"group\" FROM prompts WHERE state = 'skipped'") == [(lease.group,)]
 
 
-def test_resumed_run_skips_a_prompt_that_the_data_set_no_longer_holds(tmp_path: Path) -> None:
-    script = Script(tmp_path)
+def test_resumed_run_skips_a_prompt_that_the_data_set_no_longer_holds(script: Script) -> None:
     script.demand(num_groups=4)
     script.ledger.close()
-    resumed = Script(tmp_path, num_prompts=1)
+    resumed = Script(script.folder, num_prompts=1)
     resumed.demand()
     reasons = resumed.rows("SELECT DISTINCT reason FROM prompts WHERE state = 'skipped'")
     assert reasons == [("the data set no longer holds this prompt",)]

@@ -43,11 +43,9 @@ def train_without_the_first(script: Script, num_steps: int) -> m.Lease:
     return kept
 
 
-def test_waiting_for_a_slow_group_keeps_the_bound(tmp_path: Path) -> None:
-    script = Script(tmp_path)
+def test_waiting_for_a_slow_group_keeps_the_bound(script: Script) -> None:
     slow = train_without_the_first(script, num_steps=1)
-    for lease in script.demand(version=1):
-        script.finish("s1", lease, version=1)
+    script.demand_and_finish(version=1)
     assert script.ask(2) == []
     script.finish("s1", slow, version=0)
     assert slow.group in {facts.group for facts in script.take("rank-0", m.Batch)[0].facts}
@@ -86,8 +84,7 @@ def test_what_is_back_of_a_dropped_group_is_wasted_and_forgotten(tmp_path: Path)
 
 def test_rank_that_asks_twice_gets_the_same_share(tmp_path: Path) -> None:
     script = Script(tmp_path, settings_of(learner={"num_ranks": 2}))
-    for lease in script.demand():
-        script.finish("s1", lease)
+    script.demand_and_finish()
     first = script.batch(1, rank=0)
     other = script.batch(1, rank=1)
     assert script.batch(1, rank=0) == first
@@ -96,8 +93,7 @@ def test_rank_that_asks_twice_gets_the_same_share(tmp_path: Path) -> None:
 
 def test_stepped_of_the_step_before_does_not_end_the_one_under_way(script: Script) -> None:
     script.train(1)
-    for lease in script.demand(version=1):
-        script.finish("s1", lease, version=1)
+    script.demand_and_finish(version=1)
     script.batch(2)
     script.step(1, version=1)
     assert script.coordinator.step == 1
@@ -105,8 +101,7 @@ def test_stepped_of_the_step_before_does_not_end_the_one_under_way(script: Scrip
 
 
 def test_step_that_was_not_applied_skips_its_groups_and_trains_none(script: Script) -> None:
-    for lease in script.demand(num_groups=2):
-        script.finish("s1", lease)
+    script.demand_and_finish(num_groups=2)
     script.batch(1)
     script.step(1, version=0, is_applied=False, detail="loss is nan")
     assert (
@@ -122,8 +117,7 @@ def test_run_ends_after_five_steps_in_a_row_that_were_not_applied(tmp_path: Path
     script = Script(tmp_path, settings_of(run={"max_steps": 20}), num_prompts=40)
 
     def take(step: int, version: int, *, is_applied: bool) -> str | None:
-        for lease in script.demand(version=version, num_groups=2):
-            script.finish("s1", lease, version=version)
+        script.demand_and_finish(version=version, num_groups=2)
         script.batch(step)
         script.step(step, version=version + is_applied, is_applied=is_applied, detail="" if is_applied else "nan")
         return script.coordinator.status().give_up_reason
@@ -149,8 +143,7 @@ def test_rank_that_asks_for_a_step_that_is_done_is_refused(script: Script) -> No
 
 def test_stop_lets_the_step_under_way_finish_and_ends_every_rank_at_the_same_step(tmp_path: Path) -> None:
     script = Script(tmp_path, settings_of(learner={"num_ranks": 2}))
-    for lease in script.demand():
-        script.finish("s1", lease)
+    script.demand_and_finish()
     script.batch(1, rank=0)
     script.coordinator.stop_after_step("stopped by the user")
     script.batch(1, rank=1)
@@ -199,8 +192,7 @@ def test_ranks_do_not_push_again_while_a_server_holds_the_weights(script: Script
 
 def test_batch_names_the_servers_that_its_push_is_to_leave_out(tmp_path: Path) -> None:
     script = Script(tmp_path, settings_of(learner={"groups_per_step": 2, "max_staleness": 1, "num_ranks": 2}))
-    for lease in script.demand("s1", num_groups=2):
-        script.finish("s1", lease)
+    script.demand_and_finish(num_groups=2)
     script.demand("s2", num_groups=2)
     script.coordinator.lose_server("s2", "s2 has no connection")
     assert script.batch(1, rank=0).absent == ["s2"]
@@ -238,8 +230,7 @@ def test_run_ends_by_its_stop_rule_with_a_sentence_and_its_lines_count_alarms(tm
 
 
 def test_groups_of_a_step_are_assigned_to_it_in_the_ledger(script: Script) -> None:
-    for lease in script.demand():
-        script.finish("s1", lease)
+    script.demand_and_finish()
     script.batch(1)
     assert script.rows("SELECT DISTINCT step FROM prompts WHERE state = 'assigned'") == [(1,)]
 
@@ -301,8 +292,7 @@ def test_step_that_is_ready_comes_in_one_part_and_a_rank_that_takes_none_waits(t
     (whole,) = script.take("rank-0", m.Batch)
     assert (whole.part, whole.is_last, len(whole.facts)) == (msgspec.UNSET, msgspec.UNSET, 8)
     script.step(1, version=1)
-    for lease in script.demand(version=1):
-        script.finish("s1", lease, version=1)
+    script.demand_and_finish(version=1)
     one = script.batch(2, part=0)
     assert (one.part, one.is_last, len(one.facts)) == (0, True, 8)
 

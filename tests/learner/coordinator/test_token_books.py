@@ -2,18 +2,10 @@
 
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from protocol.wire import messages as m
 from tests.learner.coordinator.coordinator_script import Script
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Script:
-    return Script(tmp_path)
 
 
 def tell(script: Script, row: m.TokenCount) -> None:

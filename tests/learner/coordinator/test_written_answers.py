@@ -64,8 +64,7 @@ def test_a_later_start_samples_missing_and_new_rows_alone_and_the_file_ends_in_o
 def test_prompts_of_equal_text_have_a_row_each(tmp_path: Path) -> None:
     asked = [Prompt(f"h{i}", "the same", "label", {}) for i in range(2)]
     script = _begin(tmp_path, asked)
-    for lease in script.demand():
-        script.finish("s1", lease)
+    script.demand_and_finish()
     assert [(line.row, line.uid) for line in read_answers(tmp_path / "out.jsonl")] == [(0, "h0"), (1, "h1")]
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from learner.coordinator.steps.record import RunRecord
 from learner.coordinator.steps.step_batch import StepBatch
@@ -16,6 +16,7 @@ from learner.ledger.ledger import Ledger
 from protocol.settings.loader import save_settings
 from protocol.settings.settings import Settings
 from protocol.wire.trajectory import TimedCall, Trajectory, TrajectoryFacts, VersionSpan
+from tests.fakes.tool_models import byte_core
 
 PROMPT = "What is the code of <b>Belarus</b>?"
 SEARCH = "<search>Belarus</search>"
@@ -77,10 +78,7 @@ def record_run(folder: Path, num_steps: int, groups_per_step: int = 2, group_siz
 
 def save_tokenizer(folder: Path) -> Tokenizer:
     """Write tokenizer.json with one token per byte; returns the tokenizer."""
-    vocabulary = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = byte_core()
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     return tokenizer

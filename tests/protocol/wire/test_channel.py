@@ -70,9 +70,14 @@ def join(router: RouterChannel, channel: DealerChannel) -> None:
         thread.join()
 
 
-def test_router_receives_from_a_peer_with_an_allowed_key(router: RouterChannel) -> None:
-    channel = dealer(router)
-    join(router, channel)
+@pytest.fixture
+def channel(router: RouterChannel, peer: DealerChannel) -> DealerChannel:
+    """Return a peer that the router knows."""
+    join(router, peer)
+    return peer
+
+
+def test_router_receives_from_a_peer_with_an_allowed_key(router: RouterChannel, channel: DealerChannel) -> None:
     assert router.send(b"rank-0", [b"head", b"tail"])
     assert router.receive(0.0) is None
 
@@ -88,9 +93,7 @@ def test_router_and_peer_meet_over_ipv6(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.delenv(PORTS_VARIABLE, raising=False)
 
 
-def test_call_returns_all_frames_of_the_answer(router: RouterChannel) -> None:
-    channel = dealer(router)
-    join(router, channel)
+def test_call_returns_all_frames_of_the_answer(router: RouterChannel, channel: DealerChannel) -> None:
     router.send(b"rank-0", [b"1", b"", b"3"])
     assert channel.call([b"question"], 20.0) == [b"1", b"", b"3"]
 
@@ -145,9 +148,7 @@ def test_router_closes_a_connection_that_says_nothing() -> None:
     channel.close(linger_s=0)
 
 
-def test_call_names_the_address_when_no_answer_comes(router: RouterChannel) -> None:
-    channel = dealer(router)
-    join(router, channel)
+def test_call_names_the_address_when_no_answer_comes(router: RouterChannel, channel: DealerChannel) -> None:
     with pytest.raises(NeighbourError) as caught:
         channel.call([b"hello?"], 0.2)
     assert str(caught.value) == f"coordinator: {router.address} did not answer within 0.2 s"
@@ -157,9 +158,7 @@ def test_send_returns_false_for_a_peer_that_never_came(router: RouterChannel) ->
     assert router.send(b"nobody", [b"hello"]) is False
 
 
-def test_send_returns_false_for_a_peer_that_left(router: RouterChannel) -> None:
-    channel = dealer(router)
-    join(router, channel)
+def test_send_returns_false_for_a_peer_that_left(router: RouterChannel, channel: DealerChannel) -> None:
     channel.close()
     # The goodbye is on its way: receiving lets the router take note of it.
     for _ in range(100):
@@ -180,17 +179,13 @@ def test_a_peer_that_comes_back_takes_its_name_over(router: RouterChannel) -> No
     assert second.call([b"anything for me?"], 20.0) == [b"for the second"]
 
 
-def test_router_cuts_off_a_peer_whose_frame_is_too_long(router: RouterChannel) -> None:
-    channel = dealer(router)
-    join(router, channel)
+def test_router_cuts_off_a_peer_whose_frame_is_too_long(router: RouterChannel, channel: DealerChannel) -> None:
     with pytest.raises(NeighbourError, match=r"did not answer within 0\.3 s$"):
         channel.call([b"x" * (MAX_FRAME_BYTES + 1)], 0.3)
     assert router.receive(0.0) is None
 
 
-def test_router_takes_a_frame_of_the_longest_length(router: RouterChannel) -> None:
-    channel = dealer(router)
-    join(router, channel)
+def test_router_takes_a_frame_of_the_longest_length(router: RouterChannel, channel: DealerChannel) -> None:
     with pytest.raises(NeighbourError, match="did not answer"):
         channel.call([b"x" * (MAX_FRAME_BYTES - 64)], 0.2)
     received = router.receive(20.0)

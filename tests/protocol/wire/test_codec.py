@@ -53,7 +53,6 @@ OTHER_SCHEMA = "this process speaks 7. Run the same version of Sluice everywhere
             "$.server: Expected `str` of length <= 200",
             "invalid",
         ),
-        ([*encode(EXAMPLES["hello"][0]), b"", b"", b"", b""], "$: 4 buffers, at most 3", "oversized"),
     ],
 )
 def test_decode_refuses_frames_by_the_place_of_the_fault(frames: list[bytes], text: str, reason: str) -> None:
@@ -80,19 +79,6 @@ def test_decode_names_the_path_of_a_nested_field() -> None:
     body = msgspec.to_builtins(EXAMPLES["trajectory"][0])
     body["facts"]["version_spans"][1] = [5, 6, -1]
     assert refusal(packed(body))[0] == "$.facts.version_spans[1][2]: Expected `int` >= 0"
-
-
-@pytest.mark.parametrize(
-    ("limits", "frames", "text"),
-    [
-        (Limits(header_bytes=10), [b"x" * 11], "$: header of 11 bytes, at most 10"),
-        (Limits(buffer_bytes=10), [HELLO, b"", b"x" * 11, b""], "$[1]: buffer of 11 bytes, at most 10"),
-        (Limits(total_bytes=100), [b"x" * 60, b"y" * 33, b"s" * 8], "$: 101 bytes, at most 100"),
-    ],
-)
-def test_decode_refuses_frames_beyond_its_limits(limits: Limits, frames: list[bytes], text: str) -> None:
-    small: Decoder[m.Message] = Decoder(m.ToCoordinator, limits)
-    assert refusal(frames, small) == (text, "oversized")
 
 
 @pytest.mark.parametrize("tag", sorted(EXAMPLES))

@@ -7,8 +7,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from protocol.errors import FrameError
 from protocol.wire.conversation import ConversationPart, FinishedTurn, check_part, split_buffers
@@ -165,17 +163,6 @@ def test_check_refuses_a_turns_reward_that_stands_nowhere_or_is_no_number(
 )
 def test_check_refuses_spans_that_are_not_exactly_the_policys_tokens(spans: list[VersionSpan], text: str) -> None:
     assert refusal(example_trajectory(version_spans=spans))[0] == f"$.trajectory.version_spans{text}"
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.binary(max_size=30), max_size=4), st.integers(0, 8), st.integers(0, 8))
-def test_from_buffers_raises_nothing_but_frame_errors_on_noise(buffers: list[bytes], n: int, prompt: int) -> None:
-    facts = example_facts(num_tokens=n, num_prompt_tokens=prompt)
-    try:
-        outcome: object = int(Trajectory.from_buffers(facts, buffers).loss_mask.sum())
-    except FrameError as error:
-        outcome = error.path
-    assert outcome == 3 or str(outcome).startswith("$.trajectory")
 
 
 # -- parts of a running conversation -----------------------------------------------------------------------------------

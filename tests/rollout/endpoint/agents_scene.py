@@ -11,17 +11,16 @@ from openai import AsyncOpenAI
 
 from protocol.settings.rollout import AgentsSettings
 from protocol.wire import messages as m
-from protocol.wire.channel import AsyncDealerChannel
 from protocol.wire.trajectory import Trajectory
 from rollout.endpoint.player import AgentPlayer
 from rollout.engine.generation import Generation, Sampling
 from rollout.engine.version_gate import VersionGate
 from rollout.environments.agents import AgentProgram
 from rollout.neighbours.reward_client import NoRewards
-from rollout.session.outbox import Outbox
 from rollout.session.session import RolloutSession
 from tests.fakes.engines import TokenizingEngine
-from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedScorer, drop_counts, make_keys, make_spec
+from tests.fakes.playing_session import session_at_work
+from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedScorer, make_keys, make_spec
 from tests.fakes.tool_models import FAMILIES
 
 TOKEN = "the-clusters-own-token"
@@ -106,6 +105,11 @@ class AgentsScene:
         assert isinstance(made, Trajectory), made
         return made
 
+    async def rewarded(self, told: dict[str, Any]) -> Trajectory:
+        """Report the end of the first sample of g with the reward 1; return its trajectory."""
+        await self.end(told, "reward", reward=1.0)
+        return await self.trajectory("g")
+
     async def failure(self, group: str, index: int = 0) -> str:
         """Return why a sample failed."""
         made = await self.outcome(group, index)
@@ -138,26 +142,21 @@ async def agents_scene(
     gate.open()
     rewards: Any = scorer or NoRewards()
     player = await AgentPlayer.open(engine, gate, program, rewards, spec, "s0", TOKEN)
-    channel = AsyncDealerChannel(coordinator.address, "s0", coordinator_keys.peer, coordinator_keys.coordinator.public)
-    session = RolloutSession("s0", spec, channel, player, engine, player, Outbox())
-    task = asyncio.create_task(session.run())
     address = player.base_url.removesuffix("/v1")
-    pinging: asyncio.Task[None] | None = None
+    headers = {"Authorization": f"Bearer {TOKEN}"}
     try:
-        await coordinator.welcome()
-        pinging = asyncio.create_task(_ping(coordinator))
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        async with httpx.AsyncClient(base_url=address, headers=headers, timeout=60.0, trust_env=False) as http:
-            yield AgentsScene(coordinator, engine, player, session, http)
+        async with (
+            session_at_work(coordinator, coordinator_keys, spec, player, engine, player) as playing,
+            httpx.AsyncClient(base_url=address, headers=headers, timeout=60.0, trust_env=False) as http,
+        ):
+            await coordinator.welcome()
+            pinging = asyncio.create_task(_ping(coordinator))
+            try:
+                yield AgentsScene(coordinator, engine, player, playing.session, http)
+            finally:
+                pinging.cancel()
     finally:
-        if pinging is not None:
-            pinging.cancel()
-        task.cancel()
-        await asyncio.wait([task])
         await player.close()
-        channel.close()
-        drop_counts()
-        coordinator.close()
 
 
 @asynccontextmanager

@@ -75,8 +75,7 @@ async def test_agent_is_given_calls_of_tools_and_their_results_go_on_behind_them
             ]
             last = await client.chat.completions.create(model="m", messages=messages, tools=[ADD])
             assert last.choices[0].message.content == "4"
-        await scene.end(told, "reward", reward=1.0)
-        trajectory = await scene.trajectory("g")
+        trajectory = await scene.rewarded(told)
 
     assert trajectory.facts.num_turns == 2
     (before, turn), (between, last_turn) = scene.engine.wrote
@@ -102,8 +101,7 @@ async def test_results_name_the_ids_that_a_policy_gave_to_its_calls() -> None:
         await client.chat.completions.create(model="m", messages=again, tools=[ADD])
         again[0] = {"role": "user", "content": "2 + 2"}  # another conversation
         await client.chat.completions.create(model="m", messages=again, tools=[ADD])
-        await scene.end(told, "reward", reward=1.0)
-        await scene.trajectory("g")
+        await scene.rewarded(told)
     result = '[TOOL_RESULTS] {"content": 3, "call_id": "VvvODy9mT"}[/TOOL_RESULTS]'
     for before, _ in scene.engine.wrote[1:]:
         assert scene.engine.decode(before).endswith(2 * result)
@@ -118,8 +116,7 @@ async def test_history_that_was_changed_is_another_conversation_and_the_last_ans
             messages += [turn.choices[0].message, {"role": "user", "content": "b"}]
         # Behind the first turn something else is said: its tokens are kept.
         await client.chat.completions.create(model="m", messages=[*messages[:2], {"role": "user", "content": "other"}])
-        await scene.end(told, "reward", reward=1.0)
-        trajectory = await scene.trajectory("g")
+        trajectory = await scene.rewarded(told)
     first, _, third = scene.engine.wrote
     assert trajectory.tokens.tolist() == third[0] + third[1]
     assert third[0][: len(first[0]) + len(first[1])] == first[0] + first[1]
@@ -138,8 +135,7 @@ async def test_agent_that_drew_two_turns_continues_the_one_that_it_sends_back(ch
         assert [turn.choices[0].message.content for turn in drawn] == texts
         again = [*messages, drawn[chosen].choices[0].message, {"role": "user", "content": "it ran"}]
         await client.chat.completions.create(model="m", messages=again)
-        await scene.end(told, "reward", reward=1.0)
-        trajectory = await scene.trajectory("g")
+        trajectory = await scene.rewarded(told)
     (_, turn), (before, last) = scene.engine.wrote[chosen], scene.engine.wrote[-1]
     assert trajectory.tokens.tolist() == before + last
     assert [int(t) for t, is_own in zip(trajectory.tokens, trajectory.loss_mask, strict=True) if is_own] == turn + last
@@ -176,8 +172,7 @@ async def test_what_cannot_be_trained_or_answered_is_refused_with_the_reason_and
                 await client.chat.completions.create(**request)
             assert reason in str(refused.value)
         await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
-        await scene.end(told, "reward", reward=1.0)
-        assert (await scene.trajectory("g")).facts.num_turns == 1
+        assert (await scene.rewarded(told)).facts.num_turns == 1
 
 
 async def test_other_sampling_is_ignored_where_the_settings_say_so() -> None:
@@ -204,8 +199,7 @@ async def test_context_that_is_full_ends_the_turn_and_the_trajectory() -> None:
     ):
         turn = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
         assert turn.choices[0].finish_reason == "length"
-        await scene.end(told, "reward", reward=1.0)
-        trajectory = await scene.trajectory("g")
+        trajectory = await scene.rewarded(told)
     assert (len(trajectory.tokens), trajectory.facts.finish) == (100, "context")
 
 
@@ -220,8 +214,7 @@ async def test_only_the_trained_conversation_counts_as_out_of_room(shortens: boo
             await client.chat.completions.create(model="m", messages=history)
         if shortens:
             await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "in short"}])
-        await scene.end(told, "reward", reward=1.0)
-        assert (await scene.trajectory("g")).facts.finish == finish
+        assert (await scene.rewarded(told)).facts.finish == finish
 
 
 async def test_parts_of_a_content_become_lines() -> None:
@@ -251,8 +244,7 @@ async def test_calls_of_a_streamed_turn_come_in_order_with_the_tokens_used() -> 
             stream = await client.chat.completions.create(model="m", stream=True, **asked)
             last = [each async for each in stream]
             assert last[0].choices[0].delta.content == "5"
-        await scene.end(told, "reward", reward=1.0)
-        assert (await scene.trajectory("g")).facts.num_turns == 2
+        assert (await scene.rewarded(told)).facts.num_turns == 2
 
 
 async def test_streamed_text_and_calls_come_in_pieces_of_their_own() -> None:
@@ -334,8 +326,7 @@ async def test_turn_that_comes_back_in_the_clients_own_form_keeps_its_tokens(
         await client.chat.completions.create(model="m", messages=history, tools=[ADD])
         history += [{"role": "assistant", **echo}, {"role": "user", "content": "sure?"}]
         await client.chat.completions.create(model="m", messages=history, tools=[ADD])
-        await scene.end(told, "reward", reward=1.0)
-        assert (await scene.trajectory("g")).facts.num_turns == 2
+        assert (await scene.rewarded(told)).facts.num_turns == 2
     (_, turn), (between, _) = scene.engine.wrote
     assert scene.engine.decode(turn) in scene.engine.decode(between)
 
@@ -368,8 +359,7 @@ async def test_turn_that_comes_back_behind_another_system_message_or_with_other_
         turn = await client.chat.completions.create(model="m", messages=history, tools=tools)
         history += [turn.choices[0].message, {"role": "user", "content": "sure?"}]
         await client.chat.completions.create(model="m", messages=history, tools=tools)
-        await scene.end(told, "reward", reward=1.0)
-        facts = (await scene.trajectory("g")).facts
+        facts = (await scene.rewarded(told)).facts
     is_changed = (system, tools) != ("Be brief. 10:00", [ADD])
     assert facts.num_turns == (2 if is_changed else 3)
     assert facts.reward_logs.get("environment/changed_turns", 0.0) == float(is_changed)
@@ -382,6 +372,5 @@ async def test_turn_that_comes_back_in_other_words_is_counted() -> None:
         await client.chat.completions.create(model="m", messages=history)  # another draw, not a change
         history += [{"role": "assistant", "content": "four\nCalling tools: []"}, {"role": "user", "content": "4"}]
         await client.chat.completions.create(model="m", messages=history)
-        await scene.end(told, "reward", reward=1.0)
-        facts = (await scene.trajectory("g")).facts
+        facts = (await scene.rewarded(told)).facts
     assert facts.reward_logs["environment/changed_turns"] == 1.0

@@ -43,8 +43,7 @@ async def test_turn_that_its_agent_gave_up_is_not_what_is_trained() -> None:
         async with asyncio.timeout(30.0):  # until it is written, and has been read
             while len(scene.engine.wrote) < 2:
                 await asyncio.sleep(0.01)
-        await scene.end(told, "reward", reward=1.0)
-        trajectory = await scene.trajectory("g")
+        trajectory = await scene.rewarded(told)
     before, turn = scene.engine.wrote[0]
     assert trajectory.tokens.tolist() == before + turn
 
@@ -60,7 +59,6 @@ async def test_turn_that_was_sent_to_nobody_is_cut_off_the_conversation() -> Non
         async with asyncio.timeout(30.0):
             while len(scene.engine.wrote) < 2:
                 await asyncio.sleep(0.01)
-        await scene.end(told, "reward", reward=1.0)
-        trajectory = await scene.trajectory("g")
+        trajectory = await scene.rewarded(told)
     before, turn = scene.engine.wrote[0]
     assert (trajectory.tokens.tolist(), trajectory.facts.num_turns) == (before + turn, 1)

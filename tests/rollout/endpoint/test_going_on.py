@@ -24,8 +24,7 @@ async def _played(scene: AgentsScene, play: Callable[[AsyncOpenAI], Any]) -> Tra
     told = await scene.take()
     async with scene.client(told) as client:
         await play(client)
-    await scene.end(told, "reward", reward=1.0)
-    return await scene.trajectory("g")
+    return await scene.rewarded(told)
 
 
 def _told(scene: AgentsScene, trajectory: Trajectory) -> str:

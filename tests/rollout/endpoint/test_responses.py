@@ -58,8 +58,7 @@ async def test_output_and_results_of_calls_continue_the_conversation(respond: An
         before, turn = scene.engine.wrote[1]
         assert last.usage.model_dump()["input_tokens"] == len(before)
         assert last.usage.total_tokens == len(before) + len(turn)
-        await scene.end(told, "reward", reward=1.0)
-        trajectory = await scene.trajectory("g")
+        trajectory = await scene.rewarded(told)
     assert trajectory.facts.num_turns == 2
     assert trajectory.tokens.tolist() == before + turn
     text = scene.engine.decode(before)

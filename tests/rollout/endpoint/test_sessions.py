@@ -172,8 +172,7 @@ async def test_no_body_of_a_request_is_an_error_of_ours() -> None:
             assert reply.status_code in (200, 400), (number, sent, reply.text)
             statuses.add(reply.status_code)
         assert statuses == {200, 400}
-        await scene.end(told, "reward", reward=1.0)
-        await scene.trajectory("g")
+        await scene.rewarded(told)
 
 
 async def test_server_opens_the_address_at_attach_and_closes_it_at_detach(stage: Stage) -> None:

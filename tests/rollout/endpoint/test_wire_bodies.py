@@ -31,8 +31,7 @@ async def test_turns_of_an_unmodified_client_are_trained(client: str) -> None:
             reply = await scene.http.post(path, content=sent, headers=headers)
             assert reply.status_code == 200, reply.text
             previous = "" if body.get("stream") else reply.json()["id"]
-        await scene.end(told, "reward", reward=1.0)
-        trajectory = await scene.trajectory("g")
+        trajectory = await scene.rewarded(told)
     num_trained = _RECORDED[client]["num_trained"]
     own = [int(t) for t, is_own in zip(trajectory.tokens, trajectory.loss_mask, strict=True) if is_own]
     assert own == [token for _, turn in scene.engine.wrote[-num_trained:] for token in turn]

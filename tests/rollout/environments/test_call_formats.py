@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from protocol.errors import SettingsError
 from rollout.environments.tool_use.call_formats import Call, CallReader, choose_reader
-from tests.fakes.tool_models import CODER, FAMILIES
+from tests.fakes.tool_models import CODER, FAMILIES, byte_core
 
 ADD = Call("add", {"a": 1, "b": "x"})
 NOW = Call("now", {})
@@ -149,8 +149,7 @@ def test_named_format_is_trusted_where_the_template_writes_no_calls() -> None:
 def _writing(written: str, prompt_end: str = "") -> Any:
     """Return a byte tokenizer with the control tokens of a model's call, and a chat template that writes this call."""
     names = sorted(set(re.findall(r"<[^<> ={}]*>|\[/?[A-Z_]{3,}\]", written)))
-    core = Tokenizer(models.BPE({token: place for place, token in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core = byte_core()
     core.add_tokens(
         [AddedToken(name, special=name[1] in "|[\uff5c" or name[0] == "[", normalized=False) for name in names]
     )

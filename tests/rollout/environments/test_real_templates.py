@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from protocol.errors import NeighbourError, SettingsError
@@ -23,6 +23,7 @@ from rollout.environments.tool_use.arguments import fit_arguments
 from rollout.environments.tool_use.call_formats import Call, choose_reader, required_of
 from rollout.environments.tool_use.tool_use import make_tool_use
 from rollout.episodes.chat_tokens import ChatTokens
+from tests.fakes.tool_models import byte_core
 
 FORMATS = {
     "deepseek_v3": ("deepseekv3",),
@@ -64,8 +65,7 @@ def template_of(name: str) -> str:
 def tokenizer_of(name: str) -> Any:
     """Return a byte tokenizer with a template, and its control tokens."""
     template = template_of(name)
-    core = Tokenizer(models.BPE({token: place for place, token in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core = byte_core()
     marks = sorted(set(re.findall(r"<[^<> ={}'\"\n]{1,60}>", template)))
     core.add_tokens([AddedToken(mark, special=mark[1] in "|\uff5c", normalized=False) for mark in marks])
     core.add_special_tokens(["<s>", "</s>", *(["<|python_tag|>"] if "<|eot_id|>" in template else [])])

@@ -63,25 +63,6 @@ async def test_conversation_is_turns_and_replies_until_it_is_finished() -> None:
     assert written.num_model_tokens == 4
 
 
-@pytest.mark.parametrize("room", [3, 4])
-async def test_reply_after_which_no_turn_has_room_is_not_taken(room: int) -> None:
-    conversation = _conversations(ScriptedEngine(lambda context: "a" * 9), max_context_tokens=2 + 8 + room).begin(
-        TASK, _tokens("Q?")
-    )
-    await conversation.next_turn()
-    assert conversation.observe(_tokens("123")) == (room > 3)
-    assert len(conversation.transcript) == (13 if room > 3 else 10)
-    assert not conversation.is_full
-
-
-async def test_last_turn_is_as_long_as_the_context_has_room() -> None:
-    conversation = _conversations(ScriptedEngine(lambda context: "a" * 9), max_context_tokens=9).begin(
-        TASK, _tokens("Q?")
-    )
-    assert len((await conversation.next_turn()).tokens) == 7
-    assert conversation.is_full
-
-
 @pytest.mark.parametrize(
     ("kind", "only_eval", "is_drawn_so"),
     [

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.node.home import Keys
-from protocol.wire.channel import AsyncDealerChannel
-from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Resources, SingleTurn
-from rollout.episodes.player import EpisodePlayer
 from rollout.session.outbox import Outbox
 from rollout.session.session import RolloutSession
 from tests.fakes.engines import ScriptedEngine
-from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedScorer, drop_counts, make_keys, make_spec
+from tests.fakes.playing_session import make_player, session_at_work
+from tests.fakes.rollout_fakes import ScriptedCoordinator, ScriptedScorer, make_keys, make_spec
 
 
 @dataclass
@@ -29,35 +27,17 @@ class Scene:
     keys: Keys
 
 
-Playing = Callable[..., Any]
-
-
 @asynccontextmanager
 async def playing(
-    coordinator: ScriptedCoordinator | None = None,
-    keys: Keys | None = None,
-    outbox: Outbox | None = None,
-    incarnation: int = 1,
-    **rollout: Any,
+    keys: Keys | None = None, outbox: Outbox | None = None, incarnation: int = 1, **rollout: Any
 ) -> AsyncIterator[Scene]:
-    keys = keys or make_keys()
-    coordinator = coordinator or ScriptedCoordinator(keys, incarnation)
+    keys, outbox = keys or make_keys(), Outbox(resend_s=0.5) if outbox is None else outbox
+    coordinator = ScriptedCoordinator(keys, incarnation)
     spec = make_spec(coordinator.address, incarnation, **rollout)
-    engine, scorer, gate = ScriptedEngine(lambda context: "4", version=3), ScriptedScorer(), VersionGate()
-    gate.open()
-    player = EpisodePlayer(engine, gate, SingleTurn, Resources(1), scorer, spec.rollout, "s0")
-    channel = AsyncDealerChannel(coordinator.address, "s0", keys.peer, keys.coordinator.public)
-    outbox = Outbox(resend_s=0.5) if outbox is None else outbox
-    session = RolloutSession("s0", spec, channel, player, engine, scorer, outbox)
-    task = asyncio.create_task(session.run())
-    try:
-        yield Scene(coordinator, engine, scorer, session, task, keys)
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        channel.close()
-        drop_counts()
-        coordinator.close()
+    engine, scorer = ScriptedEngine(lambda context: "4", version=3), ScriptedScorer()
+    player = make_player(engine, spec, SingleTurn, Resources(1), scorer)
+    async with session_at_work(coordinator, keys, spec, player, engine, scorer, outbox) as at_work:
+        yield Scene(coordinator, engine, scorer, at_work.session, at_work.task, keys)
 
 
 async def until(is_so: Callable[[], bool]) -> None:

@@ -10,12 +10,11 @@ import pytest
 from protocol.errors import NeighbourError
 from protocol.wire import messages as m
 from protocol.wire.codec import Decoder, encode
-from rollout.engine.version_gate import VersionGate
 from rollout.environments.base import Resources, SingleTurn
-from rollout.episodes.player import EpisodePlayer
 from rollout.session.outbox import FinishedSample, Key, Outbox
 from rollout.session.session import RolloutSession
 from tests.fakes.engines import ScriptedEngine
+from tests.fakes.playing_session import make_player
 from tests.fakes.rollout_fakes import ScriptedScorer, make_spec
 from tests.protocol.wire.examples import make_trajectory
 from tests.rollout.session.scene import playing, until
@@ -177,10 +176,8 @@ async def _welcome_session(
     The function returns the number of trajectories that were sent.
     """
     spec, channel, now = make_spec(), RecordingChannel(), [0.0]
-    engine, scorer, gate = ScriptedEngine(lambda context: "4"), ScriptedScorer(), VersionGate()
-    gate.open()
-    player = EpisodePlayer(engine, gate, SingleTurn, Resources(1), scorer, spec.rollout, "s0")
-    outbox = Outbox(resend_s)
+    engine, scorer, outbox = ScriptedEngine(lambda context: "4"), ScriptedScorer(), Outbox(resend_s)
+    player = make_player(engine, spec, SingleTurn, Resources(1), scorer)
     session = RolloutSession("s0", spec, channel, player, engine, scorer, outbox, clock=lambda: now[0])
     task = asyncio.create_task(session.run())
 

@@ -12,7 +12,6 @@ from protocol.settings.rewards import RewardEndpoint
 from protocol.wire import messages as m
 from protocol.wire.trajectory import Trajectory
 from rollout.environments.base import SingleTurn, Step, Task, Turn
-from rollout.neighbours.http.endpoint import HttpPolicy
 from rollout.neighbours.reward_client import RewardClient, Score, ScoreRequest
 from tests.fakes.engines import ScriptedEngine
 from tests.fakes.http_servers import Answer, scripted_server
@@ -65,21 +64,6 @@ async def test_dates_are_sent_as_text_and_columns_as_valid_json() -> None:
         assert received.body["columns"] == [
             {"when": "2024-01-02T00:00:00+00:00", "missing": None, "tags": ["a", None]},
         ]
-
-
-class Winning(SingleTurn):
-    """Ends a conversation with an unknown finish."""
-
-    async def step(self, turn: Turn) -> Step:
-        return Step(is_done=True, reward=1.0, finish="won")  # type: ignore[arg-type]
-
-
-async def test_unknown_finish_fails_the_sample() -> None:
-    async with playing_session(_engine(), Winning) as playing:
-        failed = await playing.made("e0-a")
-        assert isinstance(failed, m.SampleFailed)
-        expected = "the step's finish is 'won' (str), expected None or one of answer, stop, length, turns"
-        assert (failed.boundary, failed.detail) == ("environment", expected)
 
 
 class ManyParts(ScriptedScorer):
@@ -176,18 +160,3 @@ async def test_environment_that_changes_its_row_does_not_affect_other_samples() 
             done = await playing.coordinator.next(m.TrajectoryDone)
             trajectory = Trajectory.from_buffers(done.facts, playing.coordinator.buffers[-1])
             assert "".join(map(chr, trajectory.tokens)) == "[user]a[user]b[assistant]4"
-
-
-@pytest.mark.parametrize(
-    "retry_after",
-    ["Jan 0001 EST 99:99:99 99999999999999999999 12:00 24", "nan", "-1", "1e999", "Mon, 99 Foo 2024", "x" * 5000],
-)
-async def test_any_retry_after_is_survived(retry_after: str) -> None:
-    policy = HttpPolicy(min_backoff_s=0.005, max_backoff_s=0.02, max_retry_after_s=0.01)
-    with scripted_server() as server:
-        busy = Answer("busy", 503, headers={"retry-after": retry_after})
-        endpoint = RewardEndpoint.model_validate(
-            {"name": "mine", "url": server.script("score", busy, Answer({"rewards": [0.5]}))}
-        )
-        async with RewardClient([endpoint], "sum", policy=policy) as rewards:
-            assert (await rewards.score(ScoreRequest("k", "p", "r", "l"))).reward == 0.5

@@ -257,16 +257,8 @@ async def test_turns_that_finish_within_20_ms_share_a_message() -> None:
     assert wakes == [[3]]
 
 
-class Overpaid:
+class Overpaid(Forgetful):
     """Has two turns; the first reward is too large for a message."""
-
-    stop: tuple[str, ...] = ()
-
-    def __init__(self, resources: Resources) -> None:
-        self.turns = 0
-
-    async def reset(self, task: Task) -> str:
-        return "2+2="
 
     async def step(self, turn: Turn) -> Step:
         self.turns += 1
