@@ -45,7 +45,7 @@ def _rewards(settings: Settings, cluster: ClusterState | None) -> str:
     if cluster is None:
         return "the cluster's reward server (sluice start --reward-scorer), because rewards.endpoints is empty"
     if (scorer := _bundled_scorer(cluster)) is None:
-        return "the environment, because rewards.endpoints is empty and the cluster has no reward server"
+        return "the environment, if it has gives_reward = True: rewards.endpoints is empty and no reward server runs"
     unless = "" if environment in _WITHOUT_REWARDS else ", unless the environment gives them"
     return f"the cluster's scorer {scorer}, because rewards.endpoints is empty{unless}"
 

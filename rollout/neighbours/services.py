@@ -131,7 +131,8 @@ def _open_rewards(rewards: RewardsSettings, node: Node, is_given: bool) -> Rewar
     if node.reward_url is None:
         raise OperatorError(
             "settings: rewards.endpoints is empty and this cluster has no bundled reward service. "
-            "Name an endpoint, or start the cluster with its reward service."
+            "Name an endpoint, start the cluster with its reward service, or write gives_reward = True in your own "
+            "environment if it gives rewards."
         )
     bundled = RewardEndpoint(name=BUNDLED_REWARD, url=HttpUrl(node.reward_url), batch_size=_BUNDLED_BATCH)
     return RewardClient([bundled], rewards.combine, default_token=node.token)

@@ -32,7 +32,7 @@ ENDPOINT = {"rewards": {"endpoints": [{"name": "mine", "url": "http://127.0.0.1:
             cluster(),
             "the cluster's scorer exact_match, because rewards.endpoints is empty, unless the environment gives them",
         ),
-        ({}, cluster(no_reward=True), "the environment, because rewards.endpoints is empty and the cluster has no"),
+        ({}, cluster(no_reward=True), "the environment, if it has gives_reward = True: rewards.endpoints is empty"),
         ({}, None, "the cluster's reward server (sluice start --reward-scorer), because rewards.endpoints is"),
         ({"rollout": {"environment": "openrlhf_agent:a.py"}}, cluster(), "the environment."),
         ({"rollout": {"environment": "agents"}}, cluster(), "the environment."),
