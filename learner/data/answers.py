@@ -14,7 +14,7 @@ import msgspec
 
 from learner.data.prompt_set import uid_at
 from learner.data.prompts import Prompt
-from protocol.disk.files import replacing
+from protocol.disk.files import naming_disk_errors, replacing
 from protocol.errors import OperatorError
 
 
@@ -67,21 +67,18 @@ class Answers(_Head, frozen=True, kw_only=True):
 
 def read_answers(path: Path) -> Iterator[Answers]:
     """Yield each row's answers, in the order of the file. Raises: OperatorError when it or a line cannot be read."""
-    rows, number = set[int](), 0
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                number += 1
+    rows = set[int]()
+    with _naming_disk_errors(path), path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
                 answers = msgspec.json.decode(line, type=Answers)
-                if answers.row not in rows:
-                    rows.add(answers.row)
-                    yield answers
-    except msgspec.DecodeError:
-        raise OperatorError(
-            f"{path}:{number} is not a whole line of sluice generate. Give its command again, or another file."
-        ) from None
-    except OSError as error:
-        raise _unusable(path, error) from None
+            except msgspec.DecodeError:
+                raise OperatorError(
+                    f"{path}:{number} is not a whole line of sluice generate. Give its command again, or another file."
+                ) from None
+            if answers.row not in rows:
+                rows.add(answers.row)
+                yield answers
 
 
 def rows_of(path: Path, origin: Origin, prompts: Sequence[Prompt]) -> set[int]:
@@ -115,43 +112,34 @@ def find_difference(path: Path, earlier: Path) -> str | None:
 
 def append_answers(path: Path, answers: Answers) -> None:
     """Append a line, which a kill of this process leaves whole or cut off. Raises: OperatorError."""
-    try:
-        with path.open("ab+") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - 1))
-            end = b"\n" if file.read(1) not in (b"", b"\n") else b""  # behind a line that was cut off
-            file.write(end + msgspec.json.encode(answers, enc_hook=str) + b"\n")
-    except OSError as error:
-        raise _unusable(path, error) from None
+    with _naming_disk_errors(path), path.open("ab+") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - 1))
+        end = b"\n" if file.read(1) not in (b"", b"\n") else b""  # behind a line that was cut off
+        file.write(end + msgspec.json.encode(answers, enc_hook=str) + b"\n")
 
 
 def sort_answers(path: Path) -> None:
     """Put the lines into the order of their rows, each row once. Raises: OperatorError."""
     places = sorted((head.row, offset, len(line)) for head, offset, line in _lines(path))
-    try:
-        with path.open("rb") as file, replacing(path) as aside, aside.open("wb") as in_order:
-            for _, offset, size in places:
-                file.seek(offset)
-                in_order.write(file.read(size))
-    except OSError as error:
-        raise _unusable(path, error) from None
+    with _naming_disk_errors(path), path.open("rb") as file, replacing(path) as aside, aside.open("wb") as in_order:
+        for _, offset, size in places:
+            file.seek(offset)
+            in_order.write(file.read(size))
 
 
 def _lines(path: Path) -> Iterator[tuple[_Head, int, bytes]]:
     """Yield each row's first whole line, with its place in the file."""
     rows, offset = set[int](), 0
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                with contextlib.suppress(msgspec.DecodeError):
-                    head = msgspec.json.decode(line, type=_Head)
-                    if line.endswith(b"\n") and head.row not in rows:
-                        rows.add(head.row)
-                        yield head, offset, line
-                offset += len(line)
-    except OSError as error:
-        raise _unusable(path, error) from None
+    with _naming_disk_errors(path), path.open("rb") as file:
+        for line in file:
+            with contextlib.suppress(msgspec.DecodeError):
+                head = msgspec.json.decode(line, type=_Head)
+                if line.endswith(b"\n") and head.row not in rows:
+                    rows.add(head.row)
+                    yield head, offset, line
+            offset += len(line)
 
 
-def _unusable(path: Path, error: OSError) -> OperatorError:
-    return OperatorError(f"{path} cannot be read or written: {error.strerror}. Free the disk, or give another file.")
+def _naming_disk_errors(path: Path) -> contextlib.AbstractContextManager[None]:
+    return naming_disk_errors(f"{path} cannot be read or written", "Free the disk, or give another file.")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.errors import OperatorError
+from protocol.disk.files import naming_disk_errors
 
 
 @dataclass(frozen=True)
@@ -23,24 +23,18 @@ def shared_mark(folder: Path) -> Iterator[Mark]:
     """Write a mark to a folder for the time of the block. Raises: OperatorError when it cannot be written."""
     mark = Mark(folder / f".shared_{secrets.token_hex(8)}", secrets.token_hex(8))
     try:
-        _write(mark)
+        with (
+            naming_disk_errors(f"{folder} cannot be written", "Free the disk, then run again."),
+            mark.path.open("w") as file,
+        ):
+            file.write(mark.text)
+            file.flush()
+            os.fsync(file.fileno())
         yield mark
     finally:
         for path in (mark.path, *folder.glob(f"{mark.path.name}.*")):
             with contextlib.suppress(OSError):  # a mark that stays is harmless; an error here would hide the block's
                 path.unlink()
-
-
-def _write(mark: Mark) -> None:
-    try:
-        with mark.path.open("w") as file:
-            file.write(mark.text)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise OperatorError(
-            f"{mark.path.parent} cannot be written: {error.strerror}. Free the disk, then run again."
-        ) from None
 
 
 def sees(mark: Mark) -> bool:

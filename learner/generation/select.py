@@ -10,11 +10,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from learner.data.answers import Answers, Sample, read_answers
-from protocol.disk.files import replacing
+from protocol.disk.files import naming_disk_errors, replacing
 from protocol.errors import OperatorError, SettingsError
 from protocol.message_texts import with_texts
 
@@ -37,7 +38,6 @@ class Selection:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser("sluice select", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("answers", metavar="ANSWERS", type=Path, help="file of sluice generate")
     parser.add_argument("rows", metavar="ROWS", type=Path, help="JSONL file to write, for data.train")
@@ -84,16 +84,17 @@ def write_rows(answers: Path, rows: Path, selection: Selection) -> Counter[str]:
     counts = Counter({"rows": 0})
     if rows.resolve() == answers.resolve():
         raise OperatorError(f"{rows} is the file of the answers, which the rows would replace. Give another file.")
-    try:
-        with replacing(rows) as aside, aside.open("w", encoding="utf-8") as file:
-            for each in read_answers(answers):
-                for row in rows_of(each, selection, counts):
-                    file.write(json.dumps({"row": each.row, **row}) + "\n")
-                    counts["rows"] += 1
-            if not counts["rows"]:
-                raise OperatorError(f"No row of {answers} is left: {describe(counts)}. Select others.")
-    except OSError as error:
-        raise OperatorError(f"{rows} cannot be written: {error.strerror}. Give another file.") from None
+    with (
+        naming_disk_errors(f"{rows} cannot be written", "Give another file."),
+        replacing(rows) as aside,
+        aside.open("w", encoding="utf-8") as file,
+    ):
+        for each in read_answers(answers):
+            for row in rows_of(each, selection, counts):
+                file.write(json.dumps({"row": each.row, **row}) + "\n")
+                counts["rows"] += 1
+        if not counts["rows"]:
+            raise OperatorError(f"No row of {answers} is left: {describe(counts)}. Select others.")
     return counts
 
 
@@ -103,7 +104,7 @@ def rows_of(answers: Answers, selection: Selection, counts: Counter[str]) -> Ite
     if not samples:
         counts["prompts without a sample to use"] += 1
         return
-    best, worst = max(samples, key=_reward), min(samples, key=_reward)
+    best, worst = max(samples, key=attrgetter("reward")), min(samples, key=attrgetter("reward"))
     good = [sample for sample in samples if least is None or sample.reward >= least]
     if selection.mode == "threshold" and selection.objective == "kto":
         for sample in samples:
@@ -171,10 +172,6 @@ def _with_tag(prompt: Any, tag: str) -> Any:
         return prompt + tag
     *before, last = prompt
     return [*before, {**last, "content": f"{last['content']}{tag}"}] if tag else prompt
-
-
-def _reward(sample: Sample) -> float:
-    return sample.reward
 
 
 if __name__ == "__main__":

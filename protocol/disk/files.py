@@ -9,6 +9,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from protocol.errors import OperatorError
+
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Give the file this content; it is on the disk when this returns. One writer at a time.
@@ -76,3 +78,12 @@ def sync(path: Path) -> None:
 def aside_of(path: Path, writer: str = "") -> Path:
     """Return where a file's next content is written: a hidden name in the same folder. The next writer reuses it."""
     return path.with_name(f".{path.name}.{writer}" if writer else f".{path.name}")
+
+
+@contextmanager
+def naming_disk_errors(what: str, cure: str) -> Iterator[None]:
+    """Raise OperatorError for an OSError of the block: "WHAT: reason. CURE"."""
+    try:
+        yield
+    except OSError as error:
+        raise OperatorError(f"{what}: {error.strerror or error}. {cure}") from None

@@ -26,7 +26,7 @@ from learner.data.recorded import recorded_indices
 from learner.data.text_decoder import TextDecoder
 from learner.disk.run_folder import parse_metrics_line
 from learner.ledger.ledger import HELD_LINE, Ledger
-from protocol.errors import OperatorError
+from protocol.disk.files import naming_disk_errors
 from protocol.failpoints import failpoint
 
 
@@ -129,12 +129,12 @@ class RunRecord:
     def _append(self, name: str, *lines: Mapping[str, object]) -> None:
         path = self.folder / name
         failpoint("run_record.before_append")
-        try:
-            with path.open("ab+") as file:
-                _drop_torn_line(file)
-                file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
-        except OSError as error:
-            raise OperatorError(f"{path} cannot be written: {error.strerror}. Free the disk, then run again.") from None
+        with (
+            naming_disk_errors(f"{path} cannot be written", "Free the disk, then run again."),
+            path.open("ab+") as file,
+        ):
+            _drop_torn_line(file)
+            file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
         failpoint("run_record.after_append")
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet
 from learner.data.files import RowFile, find_files
 from learner.data.prepare.sets import KNOWN_SETS, KnownSet, verl_row
 from learner.data.prompt_rows import each_row
-from protocol.disk.files import replacing
+from protocol.disk.files import naming_disk_errors, replacing
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.data import DataEntry
 from protocol.settings.paths import HUB_PREFIX
@@ -66,13 +66,11 @@ def prepare(
     for file in find_files([DataEntry(path=one) for one in given]):
         by_split.setdefault(split or _split_of(given[file.entry], file), []).append(file)
     written: dict[Path, int] = {}
-    try:
+    with naming_disk_errors(f"{folder} cannot be written", "Give another folder as --to."):
         folder.mkdir(parents=True, exist_ok=True)
         for of_split, files in by_split.items():
             path = folder / f"{of_split}.parquet"
             written[path] = _write(path, files, known, of_split, data_source or known.data_source)
-    except OSError as error:
-        raise OperatorError(f"{folder} cannot be written: {error.strerror}. Give another folder as --to.") from None
     return written
 
 

@@ -9,8 +9,8 @@ Each file ends with the SHA-256 of what is before it.
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -21,7 +21,7 @@ import yaml
 
 from learner.objectives.policy_gradient import StepOutcome
 from learner.rank.coordinator_client import BATCH_LIMITS, open_batch
-from protocol.disk.files import replace_file
+from protocol.disk.files import naming_disk_errors, replace_file
 from protocol.errors import FrameError, OperatorError
 from protocol.settings.settings import Settings
 from protocol.wire.codec import Decoder, encode
@@ -170,24 +170,14 @@ def _write(path: Path, content: msgspec.Struct) -> None:
     replace_file(path, encoded + hashlib.sha256(encoded).digest())
 
 
-@contextmanager
-def _naming_disk_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OperatorError(
-            f"The batch cannot be kept in {folder}: {error.strerror or error}. Free the disk, or set "
-            "learner.keep_batches to 0; then run the same command again."
-        ) from None
+def _naming_disk_errors(folder: Path) -> AbstractContextManager[None]:
+    cure = "Free the disk, or set learner.keep_batches to 0; then run the same command again."
+    return naming_disk_errors(f"The batch cannot be kept in {folder}", cure)
 
 
 def _read(path: Path, kind: type[T]) -> T:
-    try:
+    with naming_disk_errors(f"{path} cannot be read", "Give a whole copy of the run's folder."):
         content = path.read_bytes()
-    except OSError as error:
-        raise OperatorError(
-            f"{path} cannot be read: {error.strerror}. Give a whole copy of the run's folder."
-        ) from None
     encoded, digest = content[:-_HASH_BYTES], content[-_HASH_BYTES:]
     found = hashlib.sha256(encoded).digest()
     if found != digest:
