@@ -18,7 +18,7 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from learner.checkpoint.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, look_at, manifest_bytes, verify
+from learner.checkpoint.manifest import MANIFEST, Checkpoint, CorruptCheckpointError, manifest_bytes, verify
 from learner.checkpoint.sealed_files import Report, no_report, seal_files
 from protocol.disk.files import move_synced, sync
 from protocol.errors import OperatorError, SettingsError
@@ -32,7 +32,7 @@ _SET_ASIDE = "set_aside_"
 
 def aside_folder(root: Path, step: int) -> Path:
     """Return the folder in which step's checkpoint is written; `begin` makes it."""
-    return root / f"{_ASIDE}{_name(step)}"
+    return root / f"{_ASIDE}{name_of(step)}"
 
 
 def begin(root: Path, step: int) -> Path:
@@ -76,7 +76,7 @@ def publish(aside: Path, step: int, report: Report = no_report) -> Checkpoint:
     Older checkpoints are untouched until this one is verified. Blocks for one read of all bytes. Raises: as `seal`.
     """
     root = aside.parent
-    target = root / _name(step)
+    target = root / name_of(step)
     with _naming_disk_errors(root, aside):
         _displace(target)
         aside.rename(target)
@@ -90,11 +90,6 @@ def publish(aside: Path, step: int, report: Report = no_report) -> Checkpoint:
         _remove_leftovers(root)
     failpoint("checkpoint.commit.displaced_removed")
     return committed
-
-
-def abandon(aside: Path) -> None:
-    """Remove a folder of `begin` that will not be published."""
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def newest_valid(root: Path, highest_step: int | None = None) -> Checkpoint | None:
@@ -192,13 +187,13 @@ def step_of(path: Path) -> int:
 
 def _is_valid(path: Path, is_known: bool) -> bool:
     try:
-        (look_at if is_known else verify)(path)
+        verify(path, reads_content=not is_known)
     except CorruptCheckpointError:
         return False
     return True
 
 
-def _name(step: int) -> str:
+def name_of(step: int) -> str:
     return f"{_STEP}{step:06d}"
 
 
@@ -251,7 +246,7 @@ def _naming_disk_errors(root: Path, aside: Path | None = None) -> Iterator[None]
         yield
     except OSError as error:
         if aside is not None:
-            abandon(aside)
+            shutil.rmtree(aside, ignore_errors=True)
         raise OperatorError(
             f"The checkpoint folder {root} cannot be written: {error.strerror or error}. "
             "Free the disk or set run.dir to a folder on another one; older checkpoints are intact."

@@ -6,7 +6,7 @@ A folder without a manifest was never finished. Call `verify` before any use of 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -39,51 +39,25 @@ class Checkpoint:
     policy_form: str = ""  # `PolicyEngine.digest_form` of the ranks that saved: digests of other forms differ
 
 
-def verify(path: Path, report: Report = no_report) -> Checkpoint:
+def verify(path: Path, report: Report = no_report, *, reads_content: bool = True) -> Checkpoint:
     """Return the checkpoint in this folder, every file read and compared with the manifest.
 
-    Raises: CorruptCheckpointError naming the first file that is missing, surplus, or of another size or hash.
+    reads_content: False: only names, kinds and sizes are compared, and no file is opened.
+    Raises: CorruptCheckpointError naming the first file that is missing, surplus, or of another kind, size or hash.
     """
     manifest = _read_manifest(path)
-    problem = first_difference(path, manifest["files"], unlisted=(MANIFEST,), report=report)
+    compared = path, manifest["files"], (MANIFEST,)
+    problem = first_difference(*compared, report) if reads_content else first_wrong_entry(*compared)
     if problem is not None:
         raise CorruptCheckpointError(problem)
-    return _checkpoint(path, manifest)
-
-
-def look_at(path: Path) -> Checkpoint:
-    """Return the checkpoint in this folder after comparing its files' names, kinds and sizes: no content is read.
-
-    Raises: CorruptCheckpointError naming the first file that is missing, surplus, or of another kind or size.
-    """
-    manifest = _read_manifest(path)
-    problem = first_wrong_entry(path, manifest["files"], unlisted=(MANIFEST,))
-    if problem is not None:
-        raise CorruptCheckpointError(problem)
-    return _checkpoint(path, manifest)
+    return Checkpoint(path, **{fact.name: manifest[fact.name] for fact in fields(Checkpoint)[1:]})
 
 
 def manifest_bytes(checkpoint: Checkpoint, files: Mapping[str, object]) -> bytes:
     """Return the manifest of a checkpoint with these files, as `sealed_files.seal_files` lists them."""
-    return _to_json({"schema": SCHEMA, **_facts(checkpoint), "files": files})
-
-
-def _checkpoint(path: Path, manifest: Mapping[str, Any]) -> Checkpoint:
-    return Checkpoint(
-        step=manifest["step"],
-        policy_version=manifest["policy_version"],
-        run_id=manifest["run_id"],
-        model_digest=manifest["model_digest"],
-        path=path,
-        policy_digest=manifest["policy_digest"],
-        policy_form=manifest["policy_form"],
-    )
-
-
-def _facts(checkpoint: Checkpoint) -> dict[str, object]:
     facts = asdict(checkpoint)
     del facts["path"]  # the folder moves
-    return facts
+    return _to_json({"schema": SCHEMA, **facts, "files": files})
 
 
 def _to_json(body: Mapping[str, object]) -> bytes:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from learner.checkpoint.folder import name_of
 from learner.checkpoint.manifest import MANIFEST
 from learner.checkpoint.sealed_files import files_under
 from learner.disk.run_folder import CHECKPOINTS, INSTALLATION, MODELS, RECORDS, SEARCH_INDEX, SETTINGS, SKIPPED_ROWS
@@ -64,7 +65,6 @@ class RunCopy:
             fs.pipe_file(f"{root}/.owner", self._owner)
 
     def is_own(self) -> bool:
-        """Return whether this process is the owner."""
         with self._opened() as (fs, root):
             return _read(fs, f"{root}/.owner") == self._owner
 
@@ -180,7 +180,7 @@ def _remove(fs: Any, root: str, step: int) -> None:
 
 
 def _folder(root: str, step: int) -> str:
-    return f"{root}/{CHECKPOINTS}/{_STEP}{step:06d}"
+    return f"{root}/{CHECKPOINTS}/{name_of(step)}"
 
 
 def _manifest(root: str, step: int) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 from safetensors import SafetensorError
 
-from learner.checkpoint.best import BestBy, keep_best
+from learner.checkpoint.best import keep_best
 from learner.checkpoint.folder import aside_folder, begin, publish, rotate, seal
 from learner.checkpoint.manifest import Checkpoint, RefusedCheckpointError
 from learner.checkpoint.sealed_files import Report, no_report
@@ -30,6 +30,7 @@ from learner.rank.solo_work import SoloWork
 from protocol.errors import OperatorError
 from protocol.failpoints import failpoint
 from protocol.node.small_model_files import read_small_files, small_files_digest
+from protocol.settings.evaluation import EvalSettings
 from protocol.weights.digest import digest_of_all
 
 
@@ -44,12 +45,12 @@ class CheckpointWriter:
         folder: Path,
         model: Path,
         keep: int,
-        best_by: BestBy | None = None,
+        evals: EvalSettings,
         served_digest: Callable[[], str] = lambda: "",
     ) -> None:
         """folder: the run's, on a disk that all ranks share. keep: number of valid checkpoints to keep.
 
-        best_by: order that chooses one more checkpoint to keep, the best; None: only the newest are kept.
+        evals: choose one more checkpoint to keep, the best.
         served_digest: returns on rank 0 the digest of the weights that the rollout servers verified last, or "".
         """
         self._roles = roles
@@ -58,7 +59,7 @@ class CheckpointWriter:
         self._folder = folder
         self._model = model
         self._keep = keep
-        self._best_by = best_by
+        self._evals = evals
         self._served_digest = served_digest
         self._verified: set[Path] = set()
         self._model_files = _files_digest(model)
@@ -128,7 +129,7 @@ class CheckpointWriter:
     def _publish(self, aside: Path, step: int, report: Report) -> None:
         """Give the checkpoint its name, and remove all that is older than the newest `keep`."""
         self._verified.add(publish(aside, step, report).path)
-        protected = keep_best(aside.parent, self._folder, self._best_by) if self._best_by is not None else set()
+        protected = keep_best(aside.parent, self._folder, self._evals)
         self._verified.difference_update(rotate(aside.parent, self._keep, self._verified, protected))
         failpoint("rank_checkpoint.before_barrier")
 

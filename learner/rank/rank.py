@@ -11,7 +11,6 @@ from pathlib import Path
 
 from msgspec import UNSET
 
-from learner.checkpoint.best import best_of
 from learner.checkpoint.sealed_files import Report
 from learner.models.parked import ParkedModels
 from learner.models.roles import Roles
@@ -213,7 +212,7 @@ def train(
     if run.shares_devices:
         parked = ParkedModels([models.roles], own_device())
         pusher.device = SharedDevice(parked, pusher.switch_servers, lambda: reduce_max(0.0, own_device()))
-    saved = (folder, model, settings.learner.keep_checkpoints, best_of(settings.eval))
+    saved = (folder, model, settings.learner.keep_checkpoints, settings.eval)
     checkpoints = CheckpointWriter(models.roles, coordinator, world.solo, *saved, served_digest=lambda: pusher.digest)
     objective = objective_of(settings, models.roles, model)
     takes_parts = settings.learner.stream and not settings.learner.keep_batches and not run.shares_devices

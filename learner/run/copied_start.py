@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from learner.checkpoint.copier import CheckpointCopier
+from learner.checkpoint.folder import name_of
 from learner.checkpoint.manifest import CorruptCheckpointError, verify
 from learner.checkpoint.run_copy import RunCopy, StoreError
 from learner.disk.run_folder import CHECKPOINTS
@@ -101,7 +102,7 @@ def _fetch_newest(copy: RunCopy, start: RunStart) -> bool:
 def _fetch(copy: RunCopy, step: int, folder: Path) -> None:
     """Fetch a checkpoint into the run folder, whole or not at all."""
     root = folder / CHECKPOINTS
-    aside, target = root / f"{_ASIDE}{step}", root / f"step_{step:06d}"
+    aside, target = root / f"{_ASIDE}{step}", root / name_of(step)
     root.mkdir(exist_ok=True)
     try:
         shutil.rmtree(target, ignore_errors=True)  # a valid one would have been the start

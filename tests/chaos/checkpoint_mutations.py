@@ -74,7 +74,7 @@ def make_run(folder: Path, draw: random.Random) -> None:
             (aside / name).parent.mkdir(exist_ok=True)
             (aside / name).write_bytes(draw.randbytes(draw.randint(500, 5000)))
         (aside / "state" / "state.json").write_text(f'{{"schema": 1, "num_updates": {step}}}')
-        ledger.snapshot(aside / LEDGER)
+        ledger.begin_copy(aside / LEDGER).make()
         commit(aside, Checkpoint(aside, step, step, "run", _MODEL))
     ledger.lease("after", 0, "after", 10**6, "server", 1)
     ledger.close()

@@ -43,6 +43,7 @@ from learner.objectives.policy_gradient import make_loss
 from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.push import RankPusher
 from learner.rank.solo_work import SoloWork
+from protocol.settings.evaluation import EvalSettings
 from protocol.settings.settings import Settings
 from tests.chaos.rig.verdict import conclude, options
 from tests.fakes.tiny_models import make_tiny_model
@@ -143,7 +144,7 @@ class Rank:
 
     def save(self) -> None:
         client: Any = self
-        CheckpointWriter(Roles(self.policy), client, self.solo, self.folder, self.model, 2).save(
+        CheckpointWriter(Roles(self.policy), client, self.solo, self.folder, self.model, 2, EvalSettings()).save(
             self.step_number, self.version
         )
 

@@ -185,6 +185,7 @@ class CountingLearner:
             start.folder,
             start.folder / "checkpoints",
             settings.learner.keep_checkpoints,
+            settings.eval,
         )
         self.step = self.version = start.step
         if start.checkpoint is not None:

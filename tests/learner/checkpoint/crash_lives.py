@@ -69,7 +69,7 @@ def save(folder: Path, ledger: Ledger, step: int) -> None:
     for rank in range(2):
         (aside / "state").mkdir(exist_ok=True)
         (aside / "state" / f"rank_{rank}").write_bytes(f"weights of step {step}".encode() * 100)
-    ledger.snapshot(aside / LEDGER)
+    ledger.begin_copy(aside / LEDGER).make()
     root = folder / CHECKPOINTS
     commit(aside, Checkpoint(aside, step, step, folder.name, "model-1"))
     rotate(root, keep=2)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoint.best import BEST, BestBy, best_of, find_best, keep_best
+from learner.checkpoint.best import BEST, find_best, keep_best
 from learner.checkpoint.folder import begin, rotate
 from learner.checkpoint.manifest import Checkpoint
 from protocol.settings.evaluation import EvalSettings
@@ -28,7 +28,7 @@ def kept(root: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in root.glob("step_*"))
 
 
-BY = BestBy("eval/held_out/reward", is_highest=True, every_steps=10)
+BY = EvalSettings(every_steps=10, best="eval/held_out/reward")
 
 
 def test_best_checkpoint_outlives_the_newest_ones_and_has_a_name(tmp_path: Path) -> None:
@@ -70,8 +70,7 @@ def test_best_moves_on_when_a_later_one_is_better(tmp_path: Path) -> None:
     assert (root / BEST).readlink().name == "step_000020"
 
 
-@pytest.mark.parametrize(
-    ("best", "expected"), [(None, None), ("eval/held_out/reward", BestBy("eval/held_out/reward", False, 5))]
-)
-def test_best_is_chosen_as_the_settings_say(best: str | None, expected: BestBy | None) -> None:
-    assert best_of(EvalSettings(every_steps=5, best=best, best_is="lowest")) == expected
+def test_best_is_chosen_as_the_settings_say(tmp_path: Path) -> None:
+    root = run_of(tmp_path, [10, 20], {10: 0.5, 20: 0.75})
+    assert keep_best(root, tmp_path, EvalSettings(every_steps=10)) == set()
+    assert keep_best(root, tmp_path, BY.model_copy(update={"best_is": "lowest"})) == {10}

@@ -31,6 +31,7 @@ from learner.rank.checkpoint import CheckpointWriter, load_checkpoint
 from learner.rank.solo_work import SoloWork
 from protocol.errors import OperatorError
 from protocol.node.small_model_files import read_small_files
+from protocol.settings.evaluation import EvalSettings
 from tests.learner.models.forked_world import run_world
 from tests.learner.models.small_policy import loss, settings, trajectories
 
@@ -105,6 +106,7 @@ class Saving:
             self.run,
             folder / "model",
             keep=9,
+            evals=EvalSettings(),
             served_digest=lambda: self.served,
         )
 

@@ -12,6 +12,7 @@ from learner.checkpoint.sealed_files import Report, no_report
 from learner.models.read_back import WrittenFiles
 from learner.rank.checkpoint import CheckpointWriter
 from protocol.errors import OperatorError
+from protocol.settings.evaluation import EvalSettings
 
 
 class _RolesOnABadDisk:
@@ -30,7 +31,9 @@ class _Alone:
 
 def test_error_of_safetensors_names_the_checkpoint_and_the_remedy(tmp_path: Path) -> None:
     nobody: Any = None
-    writer = CheckpointWriter(cast(Any, _RolesOnABadDisk()), nobody, cast(Any, _Alone()), tmp_path, tmp_path, keep=1)
+    writer = CheckpointWriter(
+        cast(Any, _RolesOnABadDisk()), nobody, cast(Any, _Alone()), tmp_path, tmp_path, keep=1, evals=EvalSettings()
+    )
     with pytest.raises(OperatorError, match=r"step_000003 cannot be written: .*No such file.* Make room, then run"):
         writer.save(3, policy_version=3)
 
@@ -39,7 +42,9 @@ def test_model_whose_files_were_changed_during_the_run_is_not_saved(tmp_path: Pa
     nobody: Any = None
     model = tmp_path / "model"
     model.mkdir()
-    writer = CheckpointWriter(cast(Any, _RolesOnABadDisk()), nobody, cast(Any, _Alone()), tmp_path, model, keep=1)
+    writer = CheckpointWriter(
+        cast(Any, _RolesOnABadDisk()), nobody, cast(Any, _Alone()), tmp_path, model, keep=1, evals=EvalSettings()
+    )
     (model / "chat_template.jinja").write_text("changed")
     with pytest.raises(OperatorError, match=r"Files in .*model were changed while the run uses them. Put them back"):
         writer.save(3, policy_version=3)

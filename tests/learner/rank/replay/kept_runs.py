@@ -75,7 +75,7 @@ def train(folder: Path, name: str) -> dict[str, Any]:
     learner, digests = SluiceSide(settings, model), [""]
     learner._objective = KeptSteps(learner._objective, settings, run, lambda: digests[-1])
     disk = _Alone(dist.distributed_c10d._get_default_store(), dist.get_rank(), 60.0)
-    writer = CheckpointWriter(learner.roles, cast(Any, disk), disk, run, model, keep=9)
+    writer = CheckpointWriter(learner.roles, cast(Any, disk), disk, run, model, keep=9, evals=settings.eval)
     rng = np.random.default_rng(5)
     groups = partial(make_rows, rng, kind) if kind == "dpo" else partial(make_groups, rng, 4)
     for number in range(1, NUM_STEPS + 1):
