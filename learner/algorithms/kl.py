@@ -7,7 +7,6 @@ Source: Schulman, "Approximating KL divergence" (2020); the controller, arXiv:19
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -37,22 +36,14 @@ def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
 KL_FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 
 
-@dataclass(frozen=True)
-class KlController:
-    """Adapts the coefficient to the measured divergence. The caller keeps the coefficient, which is the only state."""
+def next_coefficient(coefficient: float, kl: float, num_trajectories: int, target: float, horizon: float) -> float:
+    """Return beta * (1 + clip(KL / target - 1, -0.2, 0.2) * n / horizon): larger where the KL is above its target.
 
-    target: float | None  # wanted divergence in nats per token; None: the coefficient is constant
-    horizon: float  # trajectories over which an error of 20 % moves the coefficient by 20 %
-
-    def next_coefficient(self, coefficient: float, kl: float, num_trajectories: int) -> float:
-        """Return beta * (1 + clip(KL / target - 1, -0.2, 0.2) * n / horizon): larger where the KL is above its target.
-
-        kl: mean over a step's model tokens. num_trajectories: of that step.
-        """
-        if self.target is None:
-            return coefficient
-        error = min(_MAX_ERROR, max(-_MAX_ERROR, kl / self.target - 1.0))
-        return coefficient * (1.0 + error * num_trajectories / self.horizon)
+    kl: mean over a step's model tokens, and target: in nats per token. num_trajectories: of that step. horizon:
+    trajectories over which an error of 20 % moves the coefficient by 20 %.
+    """
+    error = min(_MAX_ERROR, max(-_MAX_ERROR, kl / target - 1.0))
+    return coefficient * (1.0 + error * num_trajectories / horizon)
 
 
 def _clamp(estimates: Tensor) -> Tensor:

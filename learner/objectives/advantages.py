@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from learner.algorithms.advantages.advantage import OfGroups, OfTokens
-from learner.algorithms.kl import KL_FORMS, KlController
+from learner.algorithms.kl import KL_FORMS, next_coefficient
 from learner.algorithms.shaping import RunningMoments, ShapedRewards, shape_rewards
 from learner.algorithms.whiten import Reduce, whiten
 from learner.models.micro_batch import MicroBatch
@@ -145,8 +145,8 @@ class ReferenceKl:
         if self.settings.target is None:
             self.memory.pop(_COEFFICIENT, None)
         elif math.isfinite(kl):
-            controller = KlController(self.settings.target, self.settings.horizon)
-            self.memory[_COEFFICIENT] = controller.next_coefficient(self.coefficient, kl, num_trajectories)
+            by = self.settings.target, self.settings.horizon
+            self.memory[_COEFFICIENT] = next_coefficient(self.coefficient, kl, num_trajectories, *by)
             self.memory[_BEGAN_AT] = self.settings.coefficient
 
 

@@ -41,7 +41,7 @@ class Distillation(Supervised):
         with self._teacher.in_use():
             return self._policy.step_of_logits(micro_batches, self._teacher.logits, self._of_logits, divisor)
 
-    def _held_out_loss(self, logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
+    def _loss(self, logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
         with self._teacher.in_use():
             taught = self._teacher.logits(micro_batch)
         loss, sums = self._of_logits(self._policy.logits(micro_batch), taught, micro_batch)

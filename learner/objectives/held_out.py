@@ -16,6 +16,7 @@ from learner.data.sft_rows import RowEncoder, SftRow
 from learner.models.gradient import LossFunction, Sums, add_sums
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.roles import Roles
+from learner.models.world import share_object
 from learner.objectives.policy_gradient import add_fixed_columns
 from protocol.settings.evaluation import MAIN_SET
 from protocol.settings.learner import LearnerSettings
@@ -78,16 +79,14 @@ class HeldOut:
 
 def _rows_of_rank_0(settings: Settings, model: Path) -> list[list[SftRow]]:
     """Return the rows of each group, on every rank."""
-    shared: list[list[list[SftRow]] | None] = [None]
+    rows: list[list[SftRow]] = []
     if dist.get_rank() == 0:
         assert settings.data.eval
         prompts = load_prompts(settings.data.eval, settings.data.of_held_out())[: settings.eval.num_prompts]
         encoder = RowEncoder(model, settings.data.form, trust_remote_code=settings.policy.trust_remote_code)
         others = [partial(prompts.__getitem__, i - 1) for i in range(len(prompts))]
-        shared = [[encoder.encode(prompt.columns, other) for prompt, other in zip(prompts, others, strict=True)]]
-    dist.broadcast_object_list(shared)
-    assert shared[0] is not None
-    return shared[0]
+        rows = [encoder.encode(prompt.columns, other) for prompt, other in zip(prompts, others, strict=True)]
+    return share_object(rows)
 
 
 def _pack(groups: Sequence[Sequence[SftRow]], learner: LearnerSettings, *, are_whole: bool) -> list[MicroBatch]:

@@ -17,55 +17,48 @@ import torch
 from torch import Tensor
 
 from learner.algorithms.whiten import Reduce
-from learner.models.gradient import LossFunction, Sums
+from learner.models.gradient import LossFunction, StepResult, Sums
 from learner.models.micro_batch import MicroBatch
 from learner.models.roles import Roles
-from learner.objectives.held_out import HeldOut
-from learner.objectives.policy_gradient import StepOutcome, add_fixed_columns
+from learner.objectives.policy_gradient import add_fixed_columns
 from learner.objectives.preference import sums_of_answers
-from learner.objectives.step_plan import StepPlan, plan_updates
-from learner.objectives.supervised import outcome_of
+from learner.objectives.step_plan import StepPlan
+from learner.objectives.supervised import RowObjective
 from protocol.settings.preference import PreferenceSettings
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch
 from protocol.wire.trajectory import Trajectory
 
 
-class Kto:
+class Kto(RowObjective):
     """Takes the steps of a run with objective = kto."""
 
     def __init__(self, roles: Roles, settings: Settings, model: Path, reduce: Reduce) -> None:
         """Arguments: as of `HeldOut`."""
-        self._roles, self._settings, self._reduce = roles, settings.preference, reduce
-        self._num_epochs = settings.learner.num_epochs
-        self._share_prompts = settings.learner.share_prompts
-        self._held_out = HeldOut(roles, settings, model, self._loss_of, _held_out_means, reduce)
-
-    def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
-        """Take one step and return its outcome. Collective. Arguments: as `PolicyGradient.take_step`."""
-        held_out = self._held_out.before(batch.step)
-        (plan, rows), (_, others) = (self._plan(half, trajectories, policy_version) for half in _halves(batch))
-        num_rows = [part.num_planned // 2 for part in batch.mini_batches] or [len(batch.planned) // 2]
-        results = [
-            self._roles.policy.step(own, self._loss_of(compared), num, with_entropy=False)
-            for _ in range(self._num_epochs)
-            for num, (_, own), (_, compared) in zip(num_rows, plan.split(rows), plan.split(others), strict=True)
-        ]
-        held_out |= self._held_out.after(batch.step)
-        num_trained_tokens = sum(update.num_model_tokens for update in plan.updates)
-        totals = {name: sum(result.sums[name] for result in results) for name in results[0].sums}
-        return outcome_of(results, num_trained_tokens, {**_means(totals, "preference/"), **held_out})
-
-    def _plan(
-        self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int
-    ) -> tuple[StepPlan, list[MicroBatch]]:
-        is_trained = [True] * len(batch.facts)
-        plan = plan_updates(
-            batch, trajectories, policy_version, torch.ones_like, is_trained, share_prompts=self._share_prompts
+        self._settings, self._reduce = settings.preference, reduce
+        super().__init__(
+            roles, settings, model, reduce, loss_of=self._labelled_loss, mean_of=_held_out_means, divisor=len
         )
-        return plan, add_fixed_columns(plan.micro_batches, self._roles, with_old=False)
 
-    def _loss_of(self, micro_batches: Sequence[MicroBatch]) -> LossFunction:
+    def _update_all(
+        self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int
+    ) -> tuple[StepPlan, list[StepResult]]:
+        plan, of_others = (self._plan(half, trajectories, policy_version) for half in _halves(batch))
+        rows, others = (
+            add_fixed_columns(each.micro_batches, self._roles, with_old=False) for each in (plan, of_others)
+        )
+        return plan, [
+            self._policy.step(own, self._loss_of(compared), update.divisor, with_entropy=False)
+            for _ in range(self._learner.num_epochs)
+            for (update, own), (_, compared) in zip(plan.split(rows), of_others.split(others), strict=True)
+        ]
+
+    def _means(self, results: Sequence[StepResult]) -> dict[str, float]:
+        return _means_of_rows(
+            {name: sum(result.sums[name] for result in results) for name in results[0].sums}, "preference/"
+        )
+
+    def _labelled_loss(self, micro_batches: Sequence[MicroBatch]) -> LossFunction:
         """Return the loss with z of the other rows' answers in these micro-batches of all ranks. Collective."""
         total = torch.zeros(2, dtype=torch.float64)
         for each in micro_batches:
@@ -126,7 +119,7 @@ def _halves(batch: Batch) -> tuple[Batch, Batch]:
     )
 
 
-def _means(totals: Mapping[str, float], prefix: str) -> dict[str, float]:
+def _means_of_rows(totals: Mapping[str, float], prefix: str) -> dict[str, float]:
     """Return the means of the rows with this prefix; of answers of one label only where there are such."""
     num_rows, num_chosen = totals["num_rows"], totals["num_chosen"]
     found = {f"{prefix}{name}": totals[f"preference/{name}"] / num_rows for name in ("accuracy", "kl")}
@@ -140,6 +133,6 @@ def _means(totals: Mapping[str, float], prefix: str) -> dict[str, float]:
 
 
 def _held_out_means(sums: Sums) -> dict[str, float]:
-    means = _means({name: float(each) for name, each in sums.items()}, "")
+    means = _means_of_rows({name: float(each) for name, each in sums.items()}, "")
     loss = float(sums["loss"] / sums["num_rows"])
     return {"loss": loss, **{name: means[name] for name in ("accuracy", "margin") if name in means}}

@@ -77,8 +77,8 @@ class PolicyGradient:
         self._roles = roles
         self._settings = settings
         self._reduce = reduce
-        self._algorithm = algorithm_of(settings.learner)
-        if settings.rewards.credit == "turn" and self._algorithm.advantage.of_tokens is None:
+        self.algorithm = algorithm_of(settings.learner)
+        if settings.rewards.credit == "turn" and self.algorithm.advantage.of_tokens is None:
             raise SettingsError(
                 f"settings: rewards.credit = turn gives the tokens of an answer different rewards, and "
                 f"learner.advantage = {settings.learner.advantage} gives them one advantage. Make it an advantage of "
@@ -88,22 +88,6 @@ class PolicyGradient:
         self._loss = make_loss(settings, self._kl)
         self._critic_loss = make_critic_loss(settings.critic.value_clip)
         self._parts = Parts()
-
-    @property
-    def takes_parts(self) -> bool:
-        """Whether a step can be taken in parts of whole groups: nothing in it needs the step's other groups.
-
-        Those need them: a critic's updates, which follow the policy's; several updates; whitened advantages; normalised
-        rewards; a router's loss, divided by all tokens. A reference in host memory would be copied to the device for
-        each part.
-        """
-        settings = self._settings
-        learner = settings.learner
-        is_one_update = learner.num_mini_batches * learner.num_epochs == 1
-        needs_all = self._algorithm.is_whitened or settings.rewards.normalize or learner.router_aux_loss
-        is_costly = self._roles.reference is not None and settings.reference.offload
-        is_waiting = needs_all or is_costly or self._roles.critic is not None
-        return is_one_update and not is_waiting
 
     def take_part(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> None:
         """Add the gradient of a part of a step; `take_step` with the last part takes it. Collective."""
@@ -124,14 +108,17 @@ class PolicyGradient:
             return self._take_parts(batch, trajectories, policy_version)
         before = dict(self._roles.memory)
         plan, micro_batches = self.prepare(batch, trajectories, policy_version)
+        policy, critic = self._roles.policy, self._roles.critic
         critic_steps = before.get(CRITIC_STEPS, 0.0)
-        is_warming_up = self._roles.critic is not None and critic_steps < self._settings.critic.warmup_steps
-        if self._roles.critic is not None:
+        is_warming_up = critic is not None and critic_steps < self._settings.critic.warmup_steps
+        if critic is not None:
             self._roles.memory[CRITIC_STEPS] = critic_steps + 1.0
-        of_policy = [] if is_warming_up else self._update_policy(plan, micro_batches)
+        of_policy = [] if is_warming_up else self._update(plan, micro_batches, policy.step, self._heard_loss())
         # A step without a policy update is recorded as skipped, so it must not change the critic either.
         is_skipped = bool(of_policy) and not any(result.applied for result in of_policy)
-        of_critic = [] if is_skipped else self._update_critic(plan, micro_batches)
+        of_critic = (
+            [] if is_skipped or critic is None else self._update(plan, micro_batches, critic.step, self._critic_loss)
+        )
         metrics = {
             **step_metrics(of_policy, of_policy[: self._num_fresh(plan)]),
             **critic_metrics(of_critic, len(plan.updates)),
@@ -142,7 +129,7 @@ class PolicyGradient:
             # A skipped step leaves the memory as it was: its statistics may be the non-finite numbers.
             self._roles.memory.clear()
             self._roles.memory.update(before)
-        return StepOutcome(is_applied, _detail([*of_policy, *of_critic]), metrics)
+        return StepOutcome(is_applied, describe_refused([*of_policy, *of_critic]), metrics)
 
     def _take_parts(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
         """Take a step whose other parts were taken."""
@@ -155,7 +142,7 @@ class PolicyGradient:
         if not result.applied:
             self._roles.memory.clear()
             self._roles.memory.update(before)
-        return StepOutcome(result.applied, _detail([result]), metrics)
+        return StepOutcome(result.applied, describe_refused([result]), metrics)
 
     def prepare(
         self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int
@@ -176,7 +163,7 @@ class PolicyGradient:
         advantages = self._advantages(batch, micro_batches, shaped.rewards)
         if self._roles.critic is not None:
             micro_batches = [_with_returns(*pair) for pair in zip(micro_batches, advantages, strict=True)]
-        if self._algorithm.is_whitened:
+        if self.algorithm.is_whitened:
             advantages = whiten_step(micro_batches, advantages, self._reduce)
         # Neither whitened nor summed over later tokens: a teacher's judgement of each token.
         pairs = zip(micro_batches, advantages, strict=True)
@@ -209,7 +196,7 @@ class PolicyGradient:
 
     def _advantages(self, batch: Batch, micro_batches: Sequence[MicroBatch], scores: Tensor) -> list[Tensor]:
         """Return the advantages of each micro-batch's tokens, [K] float64. scores: of the step's trajectories."""
-        advantage = self._algorithm.advantage
+        advantage = self.algorithm.advantage
         penalties = [self._kl.penalties(each, "reward") for each in micro_batches]
         if advantage.of_groups is not None:
             if self._kl.is_in_reward:
@@ -222,25 +209,21 @@ class PolicyGradient:
         is_by_turn = self._settings.rewards.credit == "turn"
         of_turns = [facts.turn_rewards for facts in batch.facts] if is_by_turn else None
         rewards = [token_rewards(each, scores, of_turns) + penalty for each, penalty in pairs]
-        return of_tokens(micro_batches, rewards, advantage.of_tokens, self._algorithm.gamma, self._algorithm.lam)
+        return of_tokens(micro_batches, rewards, advantage.of_tokens, self.algorithm.gamma, self.algorithm.lam)
 
     def _heard_loss(self) -> LossFunction:
         return self._loss if self.on_tokens is None else _with_listener(self._loss, self.on_tokens)
 
-    def _update_policy(self, plan: StepPlan, micro_batches: Sequence[MicroBatch]) -> list[StepResult]:
-        loss = self._heard_loss()
+    def _update(
+        self,
+        plan: StepPlan,
+        micro_batches: Sequence[MicroBatch],
+        step: Callable[..., StepResult],
+        loss: LossFunction | ValueLoss,
+    ) -> list[StepResult]:
+        """Return the outcomes of a model's updates: each mini-batch, as often as the settings say."""
         return [
-            self._roles.policy.step(part, loss, update.divisor)
-            for _ in range(self._settings.learner.num_epochs)
-            for update, part in plan.split(micro_batches)
-        ]
-
-    def _update_critic(self, plan: StepPlan, micro_batches: Sequence[MicroBatch]) -> list[StepResult]:
-        critic = self._roles.critic
-        if critic is None:
-            return []
-        return [
-            critic.step(part, self._critic_loss, update.divisor)
+            step(part, loss, update.divisor)
             for _ in range(self._settings.learner.num_epochs)
             for update, part in plan.split(micro_batches)
         ]
@@ -270,7 +253,8 @@ def _with_returns(micro_batch: MicroBatch, advantages: Tensor) -> MicroBatch:
     return replace(micro_batch, returns=(advantages + micro_batch.values.double()).float())
 
 
-def _detail(results: Sequence[StepResult]) -> str:
+def describe_refused(results: Sequence[StepResult]) -> str:
+    """Return why some of these updates were not applied; empty when all were."""
     refused = [result for result in results if not result.applied]
     if not refused:
         return ""

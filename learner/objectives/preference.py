@@ -12,7 +12,7 @@ orpo     -beta s(log odds of chosen - of rejected), plus the chosen answer's mea
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,47 +20,48 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from learner.algorithms.whiten import Reduce
-from learner.models.gradient import StepResult, Sums
+from learner.models.gradient import LossFunction, StepResult, Sums
 from learner.models.micro_batch import MicroBatch
 from learner.models.roles import Roles
-from learner.objectives.held_out import HeldOut
-from learner.objectives.policy_gradient import StepOutcome, add_fixed_columns
-from learner.objectives.step_plan import plan_updates
-from learner.objectives.supervised import outcome_of
+from learner.objectives.held_out import MeanOf
+from learner.objectives.policy_gradient import add_fixed_columns
+from learner.objectives.supervised import RowObjective
 from protocol.settings.preference import PreferenceSettings
 from protocol.settings.settings import Settings
-from protocol.wire.messages import Batch
-from protocol.wire.trajectory import Trajectory
 
 
-class Preference:
+class PairObjective(RowObjective):
+    """Takes the steps of a run that learns from pairs."""
+
+    def __init__(
+        self, roles: Roles, settings: Settings, model: Path, reduce: Reduce, loss: LossFunction, mean_of: MeanOf
+    ) -> None:
+        """loss: of a micro-batch, with "num_pairs" among its sums. The others: as of `HeldOut`."""
+        super().__init__(
+            roles,
+            settings,
+            model,
+            reduce,
+            loss_of=lambda _: loss,
+            mean_of=mean_of,
+            divisor=lambda counts: len(counts) // 2,
+        )
+
+    def _means(self, results: Sequence[StepResult]) -> dict[str, float]:
+        num_pairs = max(1.0, sum(result.sums["num_pairs"] for result in results))
+        names = [name for name in results[0].sums if name.startswith("preference/")]
+        return {name: sum(result.sums[name] for result in results) / num_pairs for name in names}
+
+
+class Preference(PairObjective):
     """Takes the steps of a run with objective = dpo."""
 
     def __init__(self, roles: Roles, settings: Settings, model: Path, reduce: Reduce) -> None:
         """Arguments: as of `HeldOut`."""
-        self._roles = roles
-        self._num_epochs = settings.learner.num_epochs
-        self._share_prompts = settings.learner.share_prompts
-        self._loss = PairLoss(settings.preference)
-        self._held_out = HeldOut(roles, settings, model, lambda _: self._loss, _held_out_means, reduce)
+        super().__init__(roles, settings, model, reduce, PairLoss(settings.preference), _held_out_means)
 
-    def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
-        """Take one step and return its outcome. Collective. Arguments: as `PolicyGradient.take_step`."""
-        held_out = self._held_out.before(batch.step)
-        is_trained = [True] * len(batch.facts)
-        plan = plan_updates(
-            batch, trajectories, policy_version, torch.ones_like, is_trained, share_prompts=self._share_prompts
-        )
-        micro_batches = add_fixed_columns(plan.micro_batches, self._roles, with_old=False)
-        num_planned = [part.num_planned for part in batch.mini_batches] or [len(batch.planned)]
-        results = [
-            self._roles.policy.step(part, self._loss, num // 2, with_entropy=False)
-            for _ in range(self._num_epochs)
-            for num, (_, part) in zip(num_planned, plan.split(micro_batches), strict=True)
-        ]
-        held_out |= self._held_out.after(batch.step)
-        num_trained_tokens = sum(update.num_model_tokens for update in plan.updates)
-        return outcome_of(results, num_trained_tokens, {**_pair_metrics(results), **held_out})
+    def _with_columns(self, micro_batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
+        return add_fixed_columns(micro_batches, self._roles, with_old=False)
 
 
 class PairLoss:
@@ -135,13 +136,6 @@ def _log1mexp(logp: Tensor) -> Tensor:
     """Return log(1 - exp(logp)) for logp below 0, exact near 0 too; at 0 the smallest positive distance counts."""
     below = logp.clamp(max=-torch.finfo(logp.dtype).tiny)
     return torch.where(below > -math.log(2), (-torch.expm1(below)).log(), torch.log1p(-below.exp()))
-
-
-def _pair_metrics(results: list[StepResult]) -> dict[str, float]:
-    """Return the mean of each sum over the pairs of all updates."""
-    num_pairs = max(1.0, sum(result.sums["num_pairs"] for result in results))
-    names = [name for name in results[0].sums if name.startswith("preference/")]
-    return {name: sum(result.sums[name] for result in results) / num_pairs for name in names}
 
 
 def _held_out_means(sums: Sums) -> dict[str, Tensor]:

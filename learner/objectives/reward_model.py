@@ -21,11 +21,8 @@ from learner.models.gradient import Sums
 from learner.models.micro_batch import MicroBatch
 from learner.models.reward_model import RewardEngine
 from learner.models.roles import Roles
-from learner.objectives.held_out import HeldOut
 from learner.objectives.policy_gradient import StepOutcome
-from learner.objectives.preference import pair_places, sums_of_answers
-from learner.objectives.step_plan import plan_updates
-from learner.objectives.supervised import outcome_of
+from learner.objectives.preference import PairObjective, pair_places, sums_of_answers
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch
 from protocol.wire.trajectory import Trajectory
@@ -34,16 +31,14 @@ from protocol.wire.trajectory import Trajectory
 _SCALE = ("reward_mean", "reward_std")
 
 
-class RewardModelling:
+class RewardModelling(PairObjective):
     """Takes the steps of a run with objective = reward_model."""
 
     def __init__(self, roles: Roles, settings: Settings, model: Path, reduce: Reduce) -> None:
         """Arguments: as of `HeldOut`."""
         self._engine, self._memory = cast(RewardEngine, roles.policy), roles.memory
-        self._num_epochs = settings.learner.num_epochs
-        self._share_prompts = settings.learner.share_prompts
-        self._loss = partial(pair_loss, settings.preference.center_coefficient)
-        self._held_out = HeldOut(roles, settings, model, lambda _: self._loss, _held_out_means, reduce)
+        loss = partial(pair_loss, settings.preference.center_coefficient)
+        super().__init__(roles, settings, model, reduce, loss, _held_out_means)
         if not (settings.data.eval and settings.eval.every_steps):
             for name in _SCALE:  # of weights that nothing measures any more
                 self._memory.pop(f"held_out_{name}", None)
@@ -51,23 +46,9 @@ class RewardModelling:
 
     def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
         """Take one step and return its outcome. Collective. Arguments: as `PolicyGradient.take_step`."""
-        held_out = self._held_out.before(batch.step)
-        is_trained = [True] * len(batch.facts)
-        plan = plan_updates(
-            batch, trajectories, policy_version, torch.ones_like, is_trained, share_prompts=self._share_prompts
-        )
-        num_planned = [part.num_planned for part in batch.mini_batches] or [len(batch.planned)]
-        results = [
-            self._engine.step(part, self._loss, num // 2)
-            for _ in range(self._num_epochs)
-            for num, (_, part) in zip(num_planned, plan.split(plan.micro_batches), strict=True)
-        ]
-        held_out |= self._held_out.after(batch.step)
-        self._keep_scale(held_out)
-        num_pairs = max(1.0, sum(result.sums["num_pairs"] for result in results))
-        names = [name for name in results[0].sums if name.startswith("preference/")]
-        means = {name: sum(result.sums[name] for result in results) / num_pairs for name in names}
-        return outcome_of(results, sum(update.num_model_tokens for update in plan.updates), {**means, **held_out})
+        outcome = super().take_step(batch, trajectories, policy_version)
+        self._keep_scale(outcome.metrics)
+        return outcome
 
     def _keep_scale(self, held_out: Mapping[str, float]) -> None:
         """Keep the moments of new held-out rewards, and give the engine those of the newest."""

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning with the engine and the packing of RL: the steps of a run, and the warm start."""
+"""Learning from rows: the step that all its objectives share, supervised fine-tuning, and the warm start."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +15,9 @@ from learner.models.gradient import StepResult, Sums
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles
-from learner.objectives.held_out import HeldOut
-from learner.objectives.policy_gradient import StepOutcome
-from learner.objectives.step_plan import plan_updates
+from learner.objectives.held_out import HeldOut, LossOf, MeanOf
+from learner.objectives.policy_gradient import StepOutcome, describe_refused
+from learner.objectives.step_plan import Divisor, StepPlan, plan_updates
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch
@@ -26,53 +26,84 @@ from protocol.wire.trajectory import Trajectory
 _MAX_REFUSED_IN_A_ROW = 3
 
 
-class Supervised:
-    """Takes the steps of a run with objective = sft."""
+class RowObjective:
+    """Takes the steps of a run that learns from rows, and scores its held-out rows."""
 
-    def __init__(self, roles: Roles, settings: Settings, model: Path, reduce: Reduce) -> None:
-        """Arguments: as of `HeldOut`."""
-        self._policy = roles.policy
-        self._num_epochs = settings.learner.num_epochs
-        self._share_prompts = settings.learner.share_prompts
-        self._held_out = HeldOut(roles, settings, model, lambda _: self._held_out_loss, _mean_per_token, reduce)
+    def __init__(
+        self,
+        roles: Roles,
+        settings: Settings,
+        model: Path,
+        reduce: Reduce,
+        *,
+        loss_of: LossOf,
+        mean_of: MeanOf,
+        divisor: Divisor = None,
+    ) -> None:
+        """divisor: as of `plan_updates`. The others: as of `HeldOut`."""
+        self._roles, self._policy, self._learner = roles, roles.policy, settings.learner
+        self._loss_of, self._divisor = loss_of, divisor
+        self._held_out = HeldOut(roles, settings, model, loss_of, mean_of, reduce)
 
     def take_step(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepOutcome:
         """Take one step and return its outcome. Collective. Arguments: as `PolicyGradient.take_step`."""
         held_out = self._held_out.before(batch.step)
-        is_trained = [True] * len(batch.facts)
-
-        def weigh(counts: Tensor) -> Tensor:
-            return AGGREGATES["token_mean"](counts, 1.0)
-
-        plan = plan_updates(batch, trajectories, policy_version, weigh, is_trained, share_prompts=self._share_prompts)
-        results = [
-            self._update(part, update.divisor)
-            for _ in range(self._num_epochs)
-            for update, part in plan.split(plan.micro_batches)
-        ]
+        plan, results = self._update_all(batch, trajectories, policy_version)
         held_out |= self._held_out.after(batch.step)
-        return outcome_of(results, sum(update.num_model_tokens for update in plan.updates), held_out)
+        metrics = {
+            "policy/loss": sum(result.loss for result in results) / len(results),
+            "policy/grad_norm": sum(result.grad_norm for result in results) / len(results),
+            "policy/num_updates": sum(result.applied for result in results),
+            "policy/lr": results[-1].lr,
+            "data/num_trained_tokens": sum(update.num_model_tokens for update in plan.updates),
+            **self._means(results),
+            **held_out,
+        }
+        return StepOutcome(any(result.applied for result in results), describe_refused(results), metrics)
+
+    def _update_all(
+        self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int
+    ) -> tuple[StepPlan, list[StepResult]]:
+        plan = self._plan(batch, trajectories, policy_version)
+        micro_batches = self._with_columns(plan.micro_batches)
+        return plan, [
+            self._update(part, update.divisor)
+            for _ in range(self._learner.num_epochs)
+            for update, part in plan.split(micro_batches)
+        ]
+
+    def _plan(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> StepPlan:
+        return plan_updates(
+            batch,
+            trajectories,
+            policy_version,
+            lambda counts: AGGREGATES["token_mean"](counts, 1.0),
+            [True] * len(batch.facts),
+            self._divisor,
+            share_prompts=self._learner.share_prompts,
+        )
+
+    def _with_columns(self, micro_batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
+        """Return the micro-batches with the columns that the loss reads."""
+        return micro_batches
 
     def _update(self, micro_batches: Sequence[MicroBatch], divisor: float) -> StepResult:
-        return self._policy.step(micro_batches, weighted_nll, divisor, with_entropy=False)
+        return self._policy.step(micro_batches, self._loss_of(micro_batches), divisor, with_entropy=False)
 
-    def _held_out_loss(self, logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
+    def _means(self, results: Sequence[StepResult]) -> dict[str, float]:
+        """Return further metrics from the sums of all updates."""
+        return {}
+
+
+class Supervised(RowObjective):
+    """Takes the steps of a run with objective = sft."""
+
+    def __init__(self, roles: Roles, settings: Settings, model: Path, reduce: Reduce) -> None:
+        """Arguments: as of `HeldOut`."""
+        super().__init__(roles, settings, model, reduce, loss_of=lambda _: self._loss, mean_of=_mean_per_token)
+
+    def _loss(self, logprobs: Tensor, entropies: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Sums]:
         return weighted_nll(logprobs, entropies, micro_batch)
-
-
-def outcome_of(results: Sequence[StepResult], num_trained_tokens: int, others: Mapping[str, float]) -> StepOutcome:
-    """Return the outcome of a step on rows from those of its updates. others: further metrics."""
-    refused = [result for result in results if not result.applied]
-    detail = f"non-finite loss or gradient (loss {refused[0].loss}, norm {refused[0].grad_norm})" if refused else ""
-    metrics = {
-        "policy/loss": sum(result.loss for result in results) / len(results),
-        "policy/grad_norm": sum(result.grad_norm for result in results) / len(results),
-        "policy/num_updates": len(results) - len(refused),
-        "policy/lr": results[-1].lr,
-        "data/num_trained_tokens": num_trained_tokens,
-        **others,
-    }
-    return StepOutcome(len(refused) < len(results), detail, metrics)
 
 
 def _mean_per_token(sums: Sums) -> dict[str, Tensor]:

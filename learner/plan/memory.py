@@ -103,7 +103,7 @@ def rank_memory(settings: Settings, sizes: Sizes, bucket_bytes: int = 0, *, on_g
     if stage == 3 and (num_sharers := zero.get("zero_hpz_partition_size", 1)) > 1:  # each node has all weights again
         total += Memory((policy.parameters + policy.adapters) * BYTES[dtype] // num_sharers)
     if needs_critic(settings):
-        critic, (asked, offload) = sizes.critic or _without_adapters(policy), critic_zero(settings)
+        critic, (asked, offload) = sizes.critic or replace(policy, adapters=0), critic_zero(settings)
         in_pass = activation_bytes(critic, settings)
         total += trained_memory(critic, dtype, zero_stage_of(asked, dtype), learner.num_ranks, offload, in_pass)
     if needs_reference(settings) and not is_reference_the_base(settings):
@@ -224,7 +224,3 @@ def activation_bytes(size: ModelSize, settings: Settings) -> int:
 def _tokens(settings: Settings) -> int:
     """Return the tokens of the largest micro-batch. A longer trajectory is one of its own."""
     return max(settings.learner.micro_batch_tokens, settings.rollout.max_context_tokens)
-
-
-def _without_adapters(size: ModelSize) -> ModelSize:
-    return replace(size, adapters=0)

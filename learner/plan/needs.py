@@ -1,36 +1,23 @@
-"""Requirements of each objective, known before a model is loaded. Imports no torch."""
-
-from collections.abc import Iterable
-from dataclasses import dataclass
+"""Requirements of a run, known before a model is loaded. Imports no torch."""
 
 from protocol.settings.learner import ADVANTAGES_OF_TOKENS
 from protocol.settings.settings import Settings
 
 
-@dataclass(frozen=True)
-class Needs:
-    """Inputs and services that an objective requires."""
-
-    prompts: bool
-    rollouts: bool  # rollout servers, reward services and retrievers
+def needs_prompts(settings: Settings) -> bool:
+    """Return whether a run reads data.train. A warm start and an evaluation do not."""
+    return settings.is_of_rows or _takes_steps(settings)
 
 
-NEEDS = {
-    "supervised": Needs(prompts=False, rollouts=False),  # objectives/supervised.py, on the rows of the warm start
-    "sft": Needs(prompts=True, rollouts=False),  # objectives/supervised.py, on the rows of data.train
-    "dpo": Needs(prompts=True, rollouts=False),  # objectives/preference.py, on the rows of data.train
-    "kto": Needs(prompts=True, rollouts=False),  # objectives/kto.py, on the rows of data.train
-    "distill": Needs(prompts=True, rollouts=False),  # objectives/distill.py, on the rows of data.train
-    "reward_model": Needs(prompts=True, rollouts=False),  # objectives/reward_model.py, on the rows of data.train
-    "policy_gradient": Needs(prompts=True, rollouts=True),  # objectives/policy_gradient.py
-    "evaluation": Needs(prompts=False, rollouts=True),  # samples and scores held-out prompts, trains nothing
-}
+def needs_rollouts(settings: Settings) -> bool:
+    """Return whether a run has rollout servers, reward services and retrievers."""
+    return not settings.is_of_rows and (bool(settings.eval.every_steps) or _takes_steps(settings))
 
 
-def needs_of(settings: Settings) -> Needs:
-    """Return the requirements of all objectives of a run together."""
-    needs = [NEEDS[name] for name in _objectives(settings)]
-    return Needs(prompts=any(need.prompts for need in needs), rollouts=any(need.rollouts for need in needs))
+def _takes_steps(settings: Settings) -> bool:
+    """Return whether samples are trained. A run without steps still syncs its servers with its model."""
+    does_more = settings.policy.warm_start.data is not None or settings.eval.every_steps
+    return bool(settings.run.max_steps) or not does_more
 
 
 def is_trained(settings: Settings) -> bool:
@@ -43,18 +30,23 @@ def needs_critic(settings: Settings) -> bool:
     return is_trained(settings) and ADVANTAGES_OF_TOKENS.get(settings.learner.advantage or "", False)
 
 
-def takes_parts(settings: Settings) -> bool:
+def takes_parts(settings: Settings, *, is_whitened: bool | None = None, has_critic: bool | None = None) -> bool:
     """Return whether a step begins with the groups that are ready: nothing in it needs its other groups.
 
-    Unknown for a user's own advantage: as if it were not whitened and had no critic.
+    Those need them: a critic's updates, which follow the policy's; several updates; whitened advantages; normalised
+    rewards; a router's loss, divided by all tokens. A reference in host memory would be copied to the device for each
+    part, and a kept batch is whole.
+    is_whitened, has_critic: of a user's own advantage, once it is loaded; None: it has neither.
     """
     learner = settings.learner
-    is_usually_whitened = learner.advantage in (*ADVANTAGES_OF_TOKENS, "reinforce_pp_baseline")
-    is_whitened = is_usually_whitened if learner.whiten is None else learner.whiten
+    if is_whitened is None:
+        is_usual = learner.advantage in (*ADVANTAGES_OF_TOKENS, "reinforce_pp_baseline")
+        is_whitened = is_usual if learner.whiten is None else learner.whiten
+    has_critic = needs_critic(settings) if has_critic is None else has_critic
     has_several_updates = learner.num_mini_batches * learner.num_epochs > 1
-    needs_all = is_whitened or has_several_updates or settings.rewards.normalize or learner.router_aux_loss
+    needs_all = is_whitened or has_critic or has_several_updates or settings.rewards.normalize
     is_costly = settings.reference.offload and needs_reference(settings)
-    return learner.stream and not (needs_all or is_costly or needs_critic(settings) or learner.keep_batches)
+    return learner.stream and not (needs_all or learner.router_aux_loss or is_costly or learner.keep_batches)
 
 
 def needs_reference(settings: Settings) -> bool:
@@ -74,15 +66,7 @@ def is_reference_the_base(settings: Settings) -> bool:
     )
 
 
-def _objectives(settings: Settings) -> Iterable[str]:
-    """Yield a run's objectives in order. A run without steps still syncs its servers with its model."""
-    if settings.is_of_rows:
-        yield settings.objective
-        return
-    is_warm_started = settings.policy.warm_start.data is not None
-    if is_warm_started:
-        yield "supervised"
-    if settings.eval.every_steps:
-        yield "evaluation"
-    if settings.run.max_steps or not (is_warm_started or settings.eval.every_steps):
-        yield "policy_gradient"
+def is_reference_kept(settings: Settings) -> bool:
+    """Return whether checkpoints hold a reference that is a model of its own: it changes, or no setting names it."""
+    is_named = bool(settings.reference.model) or settings.policy.warm_start.data is None
+    return bool(settings.reference.refresh_every_steps) or not is_named

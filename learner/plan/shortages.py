@@ -192,17 +192,13 @@ def _too_few_gpus(
                 f"{servers.count}, rollout.tensor_parallel_size = {settings.rollout.tensor_parallel_size})"
             )
         yield Shortage(roles, needs, _CLUSTER, _gpus(present), "Lower one of these" if servers.count else "Lower it")
-    elif servers.gpus >= 1.0 and servers.count > (places := _num_servers(servers, nodes)):
+    elif servers.gpus >= 1.0 and servers.count > (places := sum(node.num_gpus // int(servers.gpus) for node in nodes)):
         needs = (
             f"{servers.count} times {int(servers.gpus)} GPUs of one node (rollout.num_servers, "
             "rollout.tensor_parallel_size)"
         )
         nodes_with = f"the cluster, {_of_nodes(servers, nodes)},"
         yield Shortage(servers.role, needs, nodes_with, f"room for {places}", "Lower one of these")
-
-
-def _num_servers(servers: RoleRequest, nodes: Sequence[Node]) -> int:
-    return sum(node.num_gpus // int(servers.gpus) for node in nodes)
 
 
 def _gpus(number: int) -> str:

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from learner.disk.model_folder import BYTES
 from learner.plan.assign import FreeCapacity, RoleRequest, assign, assign_together, place
 from learner.plan.memory import Sizes, loading_bytes, push_bytes, rank_memory, sending_bytes
-from learner.plan.needs import is_reference_the_base, needs_of, needs_reference
+from learner.plan.needs import is_reference_the_base, needs_reference, needs_rollouts
 from learner.plan.processes import Backend, Node, Processes, Topology
 from learner.plan.shortages import (
     Shortage,
@@ -54,7 +55,7 @@ def plan_topology(settings: Settings, sizes: Sizes, nodes: Sequence[Node] | None
     return Topology(window, ranks, servers, backend, ordered, is_shared)
 
 
-def choose_backend(wanted: str, num_gpus: int | None, *, is_shared: bool = False) -> Backend:
+def choose_backend(wanted: Literal["auto"] | Backend, num_gpus: int | None, *, is_shared: bool = False) -> Backend:
     """Return how weights travel; num_gpus: None while no cluster runs. is_shared: ranks and servers take turns.
 
     Raises: SettingsError when the cluster cannot use the wanted one.
@@ -64,18 +65,16 @@ def choose_backend(wanted: str, num_gpus: int | None, *, is_shared: bool = False
             "settings: weights.backend = ipc needs ranks and servers on the same GPUs, and they have GPUs of their "
             "own. Use auto, or set placement.devices to shared."
         )
-    if wanted == "auto" and is_shared:
-        return "ipc"
     if wanted == "nccl" and num_gpus == 0:
         raise SettingsError("settings: weights.backend = nccl needs GPUs, and this cluster has none. Use auto or gloo.")
-    if wanted == "auto":
-        return "gloo" if num_gpus == 0 else "nccl"
-    return "nccl" if wanted == "nccl" else "ipc" if wanted == "ipc" else "gloo"
+    if wanted != "auto":
+        return wanted
+    return "ipc" if is_shared else "gloo" if num_gpus == 0 else "nccl"
 
 
 def _shares_devices(settings: Settings, num_gpus: int | None) -> bool:
     placement = settings.placement
-    if not needs_of(settings).rollouts or placement.devices == "split":
+    if not needs_rollouts(settings) or placement.devices == "split":
         return False
     is_able = can_take_turns(placement, settings.learner, settings.rollout, settings.weights)
     return placement.devices == "shared" or (num_gpus == 1 and is_able)
@@ -123,7 +122,7 @@ def _with_turns(processes: Processes) -> Processes:
 
 
 def _ranks(settings: Settings, sizes: Sizes, has_gpus: bool, backend: Backend) -> Processes:
-    is_sent = needs_of(settings).rollouts and not (has_gpus and backend == "gloo")  # gloo's buckets are on the host
+    is_sent = needs_rollouts(settings) and not (has_gpus and backend == "gloo")  # gloo's buckets are on the host
     bucket = _bucket_bytes(settings, has_gpus) if is_sent else 0
     memory, placed = rank_memory(settings, sizes, bucket, on_gpus=has_gpus), settings.placement.ranks
     stage = zero_stage_of(settings.learner.zero_stage, settings.policy.dtype)
@@ -152,7 +151,7 @@ def _servers(settings: Settings, sizes: Sizes, has_gpus: bool, backend: Backend,
     bucket = _bucket_bytes(settings, has_gpus)
     return Processes(
         role=_SERVER,
-        count=settings.rollout.num_servers if needs_of(settings).rollouts else 0,
+        count=settings.rollout.num_servers if needs_rollouts(settings) else 0,
         num_gpus=(size if placed.gpus == 1.0 else placed.gpus) if has_gpus else 0,
         where=placed.strategy,
         memory_bytes=weights if has_gpus else whole + copy,

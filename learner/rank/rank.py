@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec import UNSET
 
+from learner.algorithms.whiten import Reduce
 from learner.checkpoint.sealed_files import Report
 from learner.models.parked import ParkedModels
 from learner.models.roles import Roles
@@ -20,8 +21,8 @@ from learner.objectives.kto import Kto
 from learner.objectives.policy_gradient import PolicyGradient, StepOutcome
 from learner.objectives.preference import Preference
 from learner.objectives.reward_model import RewardModelling
-from learner.objectives.supervised import Supervised
-from learner.plan.needs import is_trained
+from learner.objectives.supervised import RowObjective, Supervised
+from learner.plan.needs import is_trained, takes_parts
 from learner.rank.checkpoint import CheckpointWriter
 from learner.rank.coordinator_client import CoordinatorClient
 from learner.rank.device_switch import SharedDevice
@@ -38,6 +39,14 @@ from protocol.weights.controls import ServerControls, learner_name
 from protocol.wire.channel import DealerChannel
 from protocol.wire.messages import Batch
 from protocol.wire.trajectory import Trajectory
+
+_OF_ROWS: dict[str, Callable[[Roles, Settings, Path, Reduce], RowObjective]] = {
+    "sft": Supervised,
+    "dpo": Preference,
+    "kto": Kto,
+    "distill": Distillation,
+    "reward_model": RewardModelling,
+}
 
 
 @dataclass(frozen=True)
@@ -215,11 +224,11 @@ def train(
     saved = (folder, model, settings.learner.keep_checkpoints, settings.eval)
     checkpoints = CheckpointWriter(models.roles, coordinator, world.solo, *saved, served_digest=lambda: pusher.digest)
     objective = objective_of(settings, models.roles, model)
-    takes_parts = settings.learner.stream and not settings.learner.keep_batches and not run.shares_devices
     parts: RecordedValues | None = None
     if isinstance(objective, PolicyGradient):
         recorded = RecordedValues(objective, settings, folder, rank)
-        parts = recorded if takes_parts and objective.takes_parts else None
+        own = {"is_whitened": objective.algorithm.is_whitened, "has_critic": models.roles.critic is not None}
+        parts = recorded if takes_parts(settings, **own) and not run.shares_devices else None
         objective = recorded
     if settings.learner.keep_batches:
         objective = KeptSteps(objective, settings, folder, lambda: pusher.digest)
@@ -233,15 +242,7 @@ def train(
 
 def objective_of(settings: Settings, roles: Roles, model: Path) -> Objective:
     """Return the objective of the settings on this rank. Collective. model: folder of the tokenizer."""
-    match settings.objective:
-        case "sft":
-            return Supervised(roles, settings, model, reduce_tensor)
-        case "dpo":
-            return Preference(roles, settings, model, reduce_tensor)
-        case "kto":
-            return Kto(roles, settings, model, reduce_tensor)
-        case "distill":
-            return Distillation(roles, settings, model, reduce_tensor)
-        case "reward_model":
-            return RewardModelling(roles, settings, model, reduce_tensor)
-    return PolicyGradient(roles, settings, reduce_tensor)
+    of_rows = _OF_ROWS.get(settings.objective)
+    if of_rows is None:
+        return PolicyGradient(roles, settings, reduce_tensor)
+    return of_rows(roles, settings, model, reduce_tensor)

@@ -26,7 +26,7 @@ from learner.models.settings import critic_settings, policy_settings, reference_
 from learner.models.start_check import check_model
 from learner.models.world import join_world
 from learner.objectives.warm_start import warm_start
-from learner.plan.needs import is_reference_the_base, is_trained, needs_reference
+from learner.plan.needs import is_reference_kept, is_reference_the_base, is_trained, needs_reference
 from learner.rank.checkpoint import load_checkpoint
 from learner.rank.process import RankPlace
 from learner.rank.same_tokens import check_same_tokens
@@ -233,13 +233,12 @@ def _reference(
         return BaseReference(policy)
     report("loading the reference")
     named = settings.reference.model
-    is_named = bool(named) or settings.policy.warm_start.data is None
     of_reference = reference_settings(settings, model)
     method = check_model(of_reference, "language model", name=named or settings.policy.model)
     reference = ReferenceModel(
         of_reference,
         is_offloaded=settings.reference.offload,
-        is_kept=bool(settings.reference.refresh_every_steps) or not is_named or _has_reference(checkpoint),
+        is_kept=is_reference_kept(settings) or _has_reference(checkpoint),
     )
     reference.scored.use(method)
     _check_size("reference.model", named, reference.vocab_size, policy.vocab_size)

@@ -15,6 +15,7 @@ import contextlib
 import os
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from learner.checkpoint.manifest import RefusedCheckpointError
@@ -22,7 +23,7 @@ from learner.cluster.cluster_loss import describe_cluster_loss
 from learner.disk.run_folder import CHECKPOINTS, MetricsReader
 from learner.live.view import LiveView
 from learner.plan.memory import Sizes, read_sizes
-from learner.plan.needs import needs_of
+from learner.plan.needs import needs_rollouts
 from learner.plan.shown import describe_crowded
 from learner.plan.topology import plan_topology
 from learner.report.facts import read_run
@@ -42,8 +43,6 @@ from protocol.settings.run_spec import run_spec
 from protocol.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from learner.run.attempt import RunAttempt, RunContext
 
 _LOST = "Interrupted at once: steps after the last checkpoint are lost. Give the same command again to resume."
@@ -110,7 +109,7 @@ def drive(checked: CheckedRun) -> int:
     return _INTERRUPTED if is_stopped and stop.is_by_user else 0
 
 
-def describe_result(folder: "Path") -> list[str]:
+def describe_result(folder: Path) -> list[str]:
     """Return the scores at the first and the last evaluation, the newest model, and what to do next."""
     scores = [row for row in make_headline(read_run(folder)).scores if row.before and row.after]
     lines = [f"Score, {row.name}: {row.before} -> {row.after}" for row in scores]
@@ -140,7 +139,7 @@ def _check_cluster(settings: Settings, checked: CheckedRun, view: LiveView) -> t
     fleet.await_idle_fleet()
     if fleet.renew_fleet():
         view.message("The code has changed since the cluster was started: its processes with other code restart.")
-    if needs_of(settings).rollouts:
+    if needs_rollouts(settings):
         view.show_phase("asking reward services and retriever")
         row = checked.train.first_row(settings.data) if checked.train is not None else None
         services = fleet.check_services(run_spec(settings, checked.start.run_id, 0, "unset"), row)

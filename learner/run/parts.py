@@ -1,6 +1,6 @@
 """The parts of a run as its settings resolve them, shown before anything starts."""
 
-from learner.plan.needs import needs_of
+from learner.plan.needs import needs_rollouts
 from learner.plan.processes import Topology
 from learner.plan.shown import count_of
 from learner.run.checks.user_code import class_gives_reward
@@ -24,7 +24,7 @@ def describe_parts(settings: Settings, cluster: ClusterState | None) -> list[str
     learner = settings.learner
     algorithm = f"advantage {learner.advantage}, loss {learner.loss}, correction {learner.correction}"
     parts = [f"Model {settings.policy.model}; recipe {learner.recipe}: {algorithm}."]
-    if needs_of(settings).rollouts:
+    if needs_rollouts(settings):
         parts.append(f"Environment {settings.rollout.environment}; rewards from {_rewards(settings, cluster)}.")
     return parts
 

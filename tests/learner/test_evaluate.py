@@ -10,7 +10,7 @@ from rich.console import Console
 from learner import evaluate
 from learner.evaluate import newest_evaluation, options_of, scores_of, scores_table
 from learner.ledger.ledger import Ledger
-from learner.plan.needs import needs_of
+from learner.plan.needs import needs_prompts, needs_rollouts
 from protocol.settings.loader import load_settings
 
 
@@ -23,8 +23,7 @@ def test_an_evaluation_alone_is_a_run_of_no_steps_prompts_or_checkpoints() -> No
     assert settings.data.eval == "a.jsonl"
     assert [(one.name, one.data) for one in settings.eval.sets] == [("b-set", "b set.jsonl"), ("aime", "c.parquet")]
     assert (settings.eval.samples, settings.eval.num_prompts) == (4, 9)
-    needs = needs_of(settings)
-    assert (needs.prompts, needs.rollouts) == (False, True)
+    assert (needs_prompts(settings), needs_rollouts(settings)) == (False, True)
 
 
 def test_settings_of_a_training_run_may_be_given_for_an_evaluation(tmp_path: Path) -> None:
@@ -33,7 +32,7 @@ def test_settings_of_a_training_run_may_be_given_for_an_evaluation(tmp_path: Pat
     given = Namespace(model="m", sets=["a.jsonl"], samples=1, num_prompts=9, dir="runs")
     settings = load_settings(config, options_of(given, "mine"))
     assert (settings.run.max_steps, settings.run.max_epochs, settings.eval.before) == (0, None, True)
-    assert needs_of(settings).rollouts
+    assert needs_rollouts(settings)
 
 
 def test_every_set_that_is_given_a_name_has_it_the_first_one_too() -> None:

@@ -4,9 +4,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from learner.disk.model_folder import BYTES, ModelSize
+from learner.disk.model_folder import BYTES
 from learner.plan.memory import Sizes
-from learner.plan.needs import is_reference_the_base, needs_critic, needs_reference
+from learner.plan.needs import is_reference_kept, is_reference_the_base, needs_critic, needs_reference
+from protocol.disk.files import naming_disk_errors
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
 
@@ -19,13 +20,9 @@ def check_disk(folder: Path, settings: Settings, sizes: Sizes) -> None:
     existing = folder
     while not existing.exists():
         existing = existing.parent
-    try:
+    with naming_disk_errors(f"{existing} cannot be written", "Set run.dir to a folder of your own."):
         # Permissions would not tell: root has them all, on a read-only disk too.
         tempfile.TemporaryFile(dir=existing).close()
-    except OSError as error:
-        raise OperatorError(
-            f"{existing} cannot be written: {error.strerror}. Set run.dir to a folder of your own."
-        ) from None
     needed = _num_checkpoints(settings) * checkpoint_bytes(settings, sizes) + _OTHER_BYTES
     free = shutil.disk_usage(existing).free
     if free < needed:
@@ -41,11 +38,11 @@ def checkpoint_bytes(settings: Settings, sizes: Sizes) -> int:
     Not counted is the critic of a user's own advantage, which is not known before its file is imported.
     """
     policy, width = sizes.policy, BYTES[settings.policy.dtype]
-    total = policy.parameters * width + policy.adapters * width + _state_bytes(policy)
+    total = policy.parameters * width + policy.adapters * width + _STATE_BYTES * (policy.adapters or policy.parameters)
     if needs_critic(settings):
         critic = sizes.critic or policy
         total += _STATE_BYTES * critic.parameters  # adapters are the policy's alone
-    if _is_reference_kept(settings):
+    if needs_reference(settings) and is_reference_kept(settings) and not is_reference_the_base(settings):
         total += (sizes.reference or policy).parameters * width
     return total
 
@@ -55,15 +52,3 @@ def _num_checkpoints(settings: Settings) -> int:
     learner = settings.learner
     others = (settings.eval.best is not None) + (learner.copy_checkpoints_to is not None)
     return learner.keep_checkpoints + others + 1
-
-
-def _state_bytes(size: ModelSize) -> int:
-    return _STATE_BYTES * (size.adapters or size.parameters)
-
-
-def _is_reference_kept(settings: Settings) -> bool:
-    """Return whether checkpoints hold the reference: it changes, or no setting names its folder."""
-    if not needs_reference(settings) or is_reference_the_base(settings):
-        return False
-    is_named = bool(settings.reference.model) or settings.policy.warm_start.data is None
-    return bool(settings.reference.refresh_every_steps) or not is_named

@@ -26,7 +26,7 @@ from learner.disk.model_folder import (
 from learner.disk.run_folder import LEDGER, SETTINGS, read_only_uri
 from learner.live.tensorboard_log import import_writer
 from learner.plan.memory import read_sizes
-from learner.plan.needs import needs_of
+from learner.plan.needs import needs_prompts, needs_rollouts
 from learner.run.checks.disk import check_disk
 from learner.run.checks.prompt_checks import (
     TrainPrompts,
@@ -86,7 +86,7 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
     check_same_files(model, start)
     if judged is not None:
         check_same_batch(settings, start)
-    has_prompts = settings.data.train or needs_of(settings).prompts
+    has_prompts = settings.data.train or needs_prompts(settings)
     train = read_train_prompts(settings, model, start, judged) if has_prompts else None
     held_out = check_held_out(settings, model, train.index if train is not None else None)
     settings = resolve_rows(settings, model, max(held_out.longest, train.longest if train is not None else 0))
@@ -222,7 +222,7 @@ def check_other_models(settings: Settings) -> None:
 def check_positions(model: Path, settings: Settings) -> None:
     """Raise SettingsError for a longer context than the model's: the engine would not start."""
     given, most = settings.rollout.max_context_tokens, read_max_positions(model)
-    if most is not None and given > most and needs_of(settings).rollouts and not settings.rollout.engine_args:
+    if most is not None and given > most and needs_rollouts(settings) and not settings.rollout.engine_args:
         raise SettingsError(
             f"settings: rollout.max_context_tokens = {given}, and policy.model has {most} positions. Set it to {most} "
             "or less."

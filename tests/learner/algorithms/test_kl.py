@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from learner.algorithms.kl import KL_FORMS, KlController
+from learner.algorithms.kl import KL_FORMS, next_coefficient
 
 SLOW = {"k1": lambda d: d, "k2": lambda d: d * d / 2.0, "k3": lambda d: math.exp(-d) - 1.0 + d}
 
@@ -39,9 +39,5 @@ def test_estimates_have_the_divergence_as_their_mean() -> None:
     [(6.0, 0.01), (6.6, 0.01 * (1 + 0.1 * 64 / 1000)), (60.0, 0.01 * (1 + 0.2 * 64 / 1000)), (-1.0, 0.01 * 0.9872)],
 )
 def test_adaptive_coefficient_follows_the_error_of_at_most_20_percent(kl: float, expected: float) -> None:
-    found = KlController(target=6.0, horizon=1000.0).next_coefficient(0.01, kl, num_trajectories=64)
+    found = next_coefficient(0.01, kl, 64, target=6.0, horizon=1000.0)
     assert found == pytest.approx(expected, rel=1e-12)
-
-
-def test_fixed_coefficient_stays() -> None:
-    assert KlController(target=None, horizon=1.0).next_coefficient(0.01, 100.0, 64) == 0.01

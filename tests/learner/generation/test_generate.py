@@ -7,7 +7,7 @@ import pytest
 
 from learner.data.answers import Answers, Sample, append_answers
 from learner.generation.generate import count_answers, is_whole, options_of
-from learner.plan.needs import needs_of
+from learner.plan.needs import needs_prompts, needs_rollouts
 from protocol.errors import SettingsError
 from protocol.settings.loader import load_settings
 
@@ -20,7 +20,7 @@ def test_generation_is_a_run_of_no_steps_whose_folder_is_beside_its_file(tmp_pat
     settings = load_settings(config, options_of(given))
     assert (settings.run.name, settings.run.dir) == ("my-answers.jsonl.run", str(tmp_path))
     assert (settings.data.eval, settings.eval.answers, settings.eval.samples) == ("a.jsonl", str(out), 4)
-    assert (needs_of(settings).prompts, needs_of(settings).rollouts) == (False, True)
+    assert (needs_prompts(settings), needs_rollouts(settings)) == (False, True)
 
 
 def test_answers_are_refused_in_a_run_that_trains() -> None:

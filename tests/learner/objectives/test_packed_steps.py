@@ -106,7 +106,6 @@ def test_step_in_parts_is_that_of_the_slow_loop(loss: str, correction: str) -> N
         given["learner"]["num_epochs"] = 1
         settings = Settings.model_validate(given, context={IS_SAVED: True})
         objective = PolicyGradient(Roles(cast(Any, policy)), settings, lambda sums: sums)
-        assert objective.takes_parts
         for part, of_part in enumerate((made[:2], made[2:6], made[6:])):
             numbers = list(range(len(of_part)))
             batch = slow.batch_of(of_part, "grpo", [numbers[:1], numbers[1:]])
@@ -133,7 +132,6 @@ def test_parts_without_a_trajectory_in_the_loss_add_nothing() -> None:
     policy = TableModel(tables()[0])
     settings = Settings.model_validate(given, context={IS_SAVED: True})
     objective = PolicyGradient(Roles(cast(Any, policy)), settings, lambda sums: sums)
-    assert objective.takes_parts
     whole = slow.batch_of(made, "grpo", [list(range(len(made)))])
     empty = msgspec.structs.replace(whole, planned=[], micro_batches=[[]])
     objective.take_part(msgspec.structs.replace(empty, part=0, is_last=False), {}, 4)
@@ -142,36 +140,3 @@ def test_parts_without_a_trajectory_in_the_loss_add_nothing() -> None:
     torch.testing.assert_close(policy.losses, expected, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(policy.logits.detach(), logits.detach(), rtol=1e-6, atol=1e-7)
     assert outcome.metrics["data/num_trained_tokens"] == sum(int(each.loss_mask.sum()) for each in made)
-
-
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {"learner": {"num_epochs": 2}},
-        {"learner": {"num_mini_batches": 2}},
-        {"learner": {"whiten": True}},
-        {"learner": {"advantage": "reinforce_pp"}},
-        {"learner": {"router_aux_loss": 0.1}},
-        {"learner": {"advantage": "rloo"}, "rewards": {"normalize": True}},
-    ],
-)
-def test_step_that_needs_its_other_groups_is_not_taken_in_parts(sections: dict[str, Any]) -> None:
-    roles = Roles(cast(Any, TableModel(tables()[0])))
-    assert PolicyGradient(roles, Settings.model_validate({"learner": {}}), lambda sums: sums).takes_parts
-    settings = Settings.model_validate(sections)
-    assert not PolicyGradient(roles, settings, lambda sums: sums).takes_parts
-
-
-@pytest.mark.parametrize("is_offloaded", [True, False])
-def test_step_with_an_offloaded_reference_is_not_taken_in_parts(is_offloaded: bool) -> None:
-    roles = Roles(cast(Any, TableModel(tables()[0])), reference=cast(Any, object()))
-    given = {"kl": {"coefficient": 0.1}, "reference": {"offload": is_offloaded}}
-    objective = PolicyGradient(roles, Settings.model_validate(given), lambda sums: sums)
-    assert objective.takes_parts != is_offloaded
-
-
-def test_step_with_a_critic_is_not_taken_in_parts() -> None:
-    table, values = tables()
-    roles = Roles(cast(Any, TableModel(table)), cast(Any, TableCritic(values)))
-    settings = Settings.model_validate({"learner": {"advantage": "gae", "whiten": False}})
-    assert not PolicyGradient(roles, settings, lambda sums: sums).takes_parts

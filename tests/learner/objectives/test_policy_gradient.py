@@ -16,7 +16,6 @@ from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles
 from learner.objectives.policy_gradient import PolicyGradient, make_loss
 from learner.objectives.step_metrics import step_metrics
-from learner.plan.needs import needs_critic, needs_reference, takes_parts
 from protocol.settings.settings import Settings
 from protocol.wire.messages import Batch, MiniBatch
 from protocol.wire.trajectory import Trajectory
@@ -161,29 +160,6 @@ def test_step_whose_answers_are_all_masked_counts_no_trained_tokens() -> None:
     objective = objective_of(Settings.model_validate(masked))
     outcome = objective.take_step(batch_of(made, PLAN, list(range(9))), dict(enumerate(made)), 4)
     assert outcome.metrics["data/num_trained_tokens"] == 0
-
-
-@pytest.mark.parametrize(
-    ("sections", "expected"),
-    [
-        ({}, True),
-        ({"kl": {"coefficient": 0.1}}, True),
-        ({"learner": {"recipe": "reinforce_pp", "whiten": False}}, True),
-        ({"learner": {"recipe": "reinforce_pp"}}, False),
-        ({"learner": {"recipe": "ppo", "whiten": False}}, False),
-        ({"learner": {"advantage": "reinforce_pp_baseline"}}, False),
-        ({"learner": {"whiten": True}}, False),
-        ({"learner": {"num_epochs": 2}}, False),
-        ({"learner": {"advantage": "rloo"}, "rewards": {"normalize": True}}, False),
-        ({"learner": {"router_aux_loss": 0.1}}, False),
-        ({"kl": {"coefficient": 0.1}, "reference": {"offload": True}}, False),
-    ],
-)
-def test_steps_that_take_parts_are_known_before_a_model_is_loaded(sections: dict[str, Any], expected: bool) -> None:
-    settings = Settings.model_validate(sections)
-    critic, reference = (cast(Any, object()) if each(settings) else None for each in (needs_critic, needs_reference))
-    roles = Roles(cast(PolicyEngine, TableModel(table())), critic, reference)
-    assert PolicyGradient(roles, settings, lambda sums: sums).takes_parts == takes_parts(settings) == expected
 
 
 # -- PPO as in its paper ----------------------------------------------------------------------------------------------

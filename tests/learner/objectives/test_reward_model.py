@@ -35,7 +35,9 @@ class TableRewards:
         lengths = torch.tensor(micro_batch.lengths)
         return self.table[micro_batch.tokens[0][lengths.cumsum(0) - 1]] + lengths.double() / 10
 
-    def step(self, micro_batches: Sequence[MicroBatch], loss: LossFunction, weight: float) -> StepResult:
+    def step(
+        self, micro_batches: Sequence[MicroBatch], loss: LossFunction, weight: float, *, with_entropy: bool
+    ) -> StepResult:
         found = [loss(self.rewards(each), torch.zeros(()), each) for each in micro_batches]
         total = torch.stack([each for each, _ in found]).sum() / weight
         (gradient,) = torch.autograd.grad(total, self.table)

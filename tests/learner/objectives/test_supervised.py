@@ -16,7 +16,7 @@ from learner.models.micro_batch import MicroBatch, make_micro_batch
 from learner.models.policy import PolicyEngine
 from learner.models.roles import Roles
 from learner.objectives.held_out import HeldOut
-from learner.objectives.supervised import Supervised, outcome_of, run_sft, weighted_nll
+from learner.objectives.supervised import Supervised, run_sft, weighted_nll
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
 from tests.fakes.tiny_models import make_tiny_model
@@ -32,10 +32,11 @@ class RecordingEngine:
     def __init__(self, applied: Sequence[bool] = ()) -> None:
         self.steps: list[tuple[list[int], float]] = []
         self.applied = iter(applied)
+        self.loss: Any = None
 
     def step(self, micro_batches: Sequence[MicroBatch], loss: Any, weight: float, *, with_entropy: bool) -> StepResult:
-        assert loss is weighted_nll
         assert not with_entropy
+        self.loss = loss
         firsts = [int(first) for part in micro_batches for first in part.tokens[0][part.position_ids[0] == 0]]
         self.steps.append((sorted(firsts), weight))
         return StepResult(next(self.applied, True), float(len(self.steps)), 1.0, {})
@@ -56,6 +57,7 @@ def test_rows_are_taken_in_order_and_over_again_with_the_sum_of_their_weights() 
     rows = [row(1, 1.0), row(2, 0.5, 0.5), row(3, 0.25)]
     fine_tune(engine, rows, on_step=lambda step, loss: heard.append((step, loss)))
     assert engine.steps == [([1, 2], 2.0), ([1, 3], 1.25), ([2, 3], 1.25)]
+    assert engine.loss is weighted_nll
     assert heard == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
@@ -89,7 +91,11 @@ def test_three_refused_steps_in_a_row_end_it_and_two_do_not() -> None:
 
 @pytest.mark.parametrize(("applied", "is_applied"), [((True, False), True), ((False, False), False)])
 def test_step_is_applied_when_one_of_its_updates_is(applied: tuple[bool, ...], is_applied: bool) -> None:
-    outcome = outcome_of([StepResult(each, 1.0, 1.0, {}) for each in applied], 3, {})
+    engine = RecordingEngine(applied)
+    settings = Settings.model_validate({"learner": {"num_epochs": 2}})
+    objective = Supervised(Roles(cast(PolicyEngine, engine)), settings, Path(), lambda sums: sums)
+    made = trajectories()
+    outcome = objective.take_step(batch_of(made, [[0, 1]], [0, 1]), dict(enumerate(made)), 4)
     assert (outcome.applied, outcome.metrics["policy/num_updates"]) == (is_applied, sum(applied))
 
 
