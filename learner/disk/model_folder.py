@@ -22,12 +22,9 @@ from protocol.settings.settings import Settings
 def read_vocab_size(model: Path) -> int | None:
     """Return the embedding's rows from config.json; None when it has no vocab_size.
 
-    A model of text and images has its language model's under `text_config`.
     Raises: SettingsError for a vocab_size that is not a positive number.
     """
-    config = json.loads((model / "config.json").read_bytes())
-    of_text = config.get("text_config")
-    for part in (of_text if isinstance(of_text, dict) else {}, config):
+    for part in _configs(model):
         if (size := part.get("vocab_size")) is None:
             continue
         if type(size) is not int or size < 1:
@@ -41,9 +38,7 @@ def read_vocab_size(model: Path) -> int | None:
 
 def read_max_positions(model: Path) -> int | None:
     """Return the model's longest text in tokens, with its rotary scaling; None when config.json has no length."""
-    config = json.loads((model / "config.json").read_bytes())
-    of_text = config.get("text_config")
-    for part in (of_text if isinstance(of_text, dict) else {}, config):
+    for part in _configs(model):
         most = part.get("max_position_embeddings") or part.get("n_positions")
         if type(most) is not int or most < 1:
             continue
@@ -53,6 +48,13 @@ def read_max_positions(model: Path) -> int | None:
         is_apart = scaling.get("rope_type", scaling.get("type")) in ("linear", "dynamic")
         return int(most * max(1.0, float(scaling.get("factor") or 1.0))) if is_apart else most
     return None
+
+
+def _configs(model: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the `text_config` of a model of text and images, empty for others, and the whole config.json."""
+    config = json.loads((model / "config.json").read_bytes())
+    of_text = config.get("text_config")
+    return of_text if isinstance(of_text, dict) else {}, config
 
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -245,7 +247,7 @@ _READ_IN_PART = {"config.json", GENERATION}  # `model_digest` compares the first
 # Parts of names of matrices without an adapter: no linear layers, or the head.
 _WITHOUT_ADAPTER = ("embed", "lm_head", "wte", "wpe", ".experts.")
 
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
@@ -266,9 +268,8 @@ def read_model_size(model: Path, lora: LoraSettings | None = None) -> ModelSize:
     """Return the size of a model folder's model with these adapters. None and rank 0: no adapters."""
     adapters = _count_adapters(model, lora) if lora is not None and lora.rank else 0
     parameters = count_parameters(model)
-    config = json.loads((model / "config.json").read_bytes())
-    of_text = config.get("text_config")
-    return size_of_shape(parameters, {**config, **of_text} if isinstance(of_text, dict) else config, adapters)
+    of_text, config = _configs(model)
+    return size_of_shape(parameters, config | of_text, adapters)
 
 
 def size_of_shape(parameters: int, config: dict[str, Any], adapters: int = 0) -> ModelSize:
@@ -280,7 +281,7 @@ def size_of_shape(parameters: int, config: dict[str, Any], adapters: int = 0) ->
     # Two norms keep their input, normalised and weighted; attention keeps queries, keys, values, output and the input
     # of its projection; the gated linear layer keeps its gate before and after, its other half, and their product.
     kept = 6 * hidden_size + 3 * query_size + 2 * key_size + 4 * mlp_size
-    experts = next((config[name] for name in _NUM_EXPERTS if config.get(name)), 0)
+    experts = next((config[name] for name in NUM_EXPERTS if config.get(name)), 0)
     stacked = 2 * experts * hidden_size * (config.get("moe_intermediate_size") or config["intermediate_size"])
     linear = hidden_size * config["intermediate_size"]
     largest = max(hidden_size * (config.get("vocab_size") or 0), linear)
@@ -307,14 +308,10 @@ def _shape(config: dict[str, Any]) -> tuple[int, int, int, int, int] | None:
 
     For a mixture of experts the width is the sum over a token's experts.
     """
-    num_layers, hidden_size = config.get("num_hidden_layers"), config.get("hidden_size")
-    heads, mlp_size = config.get("num_attention_heads"), config.get("intermediate_size")
-    if not all(type(value) is int and value > 0 for value in (num_layers, hidden_size, heads, mlp_size)):
+    names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+    if not all(type(config.get(name)) is int and config[name] > 0 for name in names):
         return None
-    assert num_layers is not None
-    assert hidden_size is not None
-    assert heads is not None
-    assert mlp_size is not None
+    num_layers, hidden_size, heads, mlp_size = (config[name] for name in names)
     key_heads = config.get("num_key_value_heads") or heads
     head_size = config.get("head_dim") or hidden_size // heads
     experts, of_expert = config.get("num_experts_per_tok") or 1, config.get("moe_intermediate_size") or mlp_size

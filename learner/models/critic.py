@@ -63,7 +63,6 @@ class CriticEngine(TrainedModel):
 
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(load_value_model, settings, "critic")
-        self.vocab_size = int(self._model.config.vocab_size)
 
     def step(self, micro_batches: Sequence[MicroBatch], loss: ValueLoss, global_weight: float) -> StepResult:
         """Return the outcome of one optimizer step with the gradient of sum(losses over all ranks) / global_weight.

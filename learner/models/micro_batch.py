@@ -84,7 +84,6 @@ class MicroBatch:
         return total
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """Return the micro-batch on the device."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)}
         return replace(self, **moved)

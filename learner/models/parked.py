@@ -4,8 +4,6 @@ The memory under the tensors moves. Tensors and views stay the same objects, so 
 every layout of weights, master weights, moments and gradients works.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from learner.disk.model_folder import NUM_EXPERTS
 from learner.models.gradient import LossFunction, StepResult, Sums, accumulate, add_gradient, score_tokens, token_logits
 from learner.models.micro_batch import MicroBatch
 from learner.models.model_loading import load_model, router_loss_of
@@ -29,13 +30,34 @@ from protocol.weights.digest import digest_of_all, digest_of_tensor
 _DIGESTED_BYTES = 64 << 20
 
 
-class PolicyEngine(TrainedModel):
+class LanguageModel(TrainedModel):
+    """A model that scores tokens, trained or not."""
+
+    def __init__(self, settings: PolicySettings, role: str) -> None:
+        """role: name of the model in errors."""
+        super().__init__(load_model, settings, role)
+        self.scored = scored_model(self._model)
+
+    @torch.no_grad()
+    def logprobs(self, micro_batch: MicroBatch, temperature: float | None = None) -> Tensor:
+        """Return the model tokens' logprobs, float32 [K], at the sampling temperature or the one given.
+
+        Collective in ZeRO 3.
+        """
+        temperature = temperature or self._settings.temperature
+        return score_tokens(self._engine, micro_batch.to(self.device), temperature, with_entropy=False)[0]
+
+    @torch.no_grad()
+    def logits(self, micro_batch: MicroBatch) -> Tensor:
+        """Return the logits before each model token, [K, V]. Collective in ZeRO 3."""
+        return token_logits(self._engine, micro_batch.to(self.device))
+
+
+class PolicyEngine(LanguageModel):
     """The trained policy. Call `learner.models.world.join_world` first."""
 
     def __init__(self, settings: PolicySettings) -> None:
-        super().__init__(load_model, settings, "policy")
-        self.vocab_size = int(self._model.config.vocab_size)
-        self.scored = scored_model(self._model)
+        super().__init__(settings, "policy")
         weight = settings.router_aux_loss
         self._router_loss = router_loss_of(self._model, weight) if weight else None
 
@@ -80,20 +102,6 @@ class PolicyEngine(TrainedModel):
             temperature=self._settings.temperature,
             with_entropy=True,
         )
-
-    @torch.no_grad()
-    def logprobs(self, micro_batch: MicroBatch, temperature: float | None = None) -> Tensor:
-        """Return the model tokens' logprobs, float32 [K], at the sampling temperature or the one given.
-
-        Collective in ZeRO 3.
-        """
-        temperature = temperature or self._settings.temperature
-        return score_tokens(self._engine, micro_batch.to(self.device), temperature, with_entropy=False)[0]
-
-    @torch.no_grad()
-    def logits(self, micro_batch: MicroBatch) -> Tensor:
-        """Return the logits before each model token, [K, V]. Collective in ZeRO 3."""
-        return token_logits(self._engine, micro_batch.to(self.device))
 
     def step_of_logits(
         self,
@@ -141,9 +149,7 @@ class PolicyEngine(TrainedModel):
     @property
     def has_experts(self) -> bool:
         """Return whether a token passes only some of the weights."""
-        return any(
-            getattr(self._model.config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")
-        )
+        return any(getattr(self._model.config, name, None) for name in NUM_EXPERTS)
 
     @property
     def digest_form(self) -> str:

@@ -13,14 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.models.gradient import score_tokens, token_logits
 from learner.models.micro_batch import MicroBatch
-from learner.models.model_loading import load_model
-from learner.models.policy import PolicyEngine
+from learner.models.policy import LanguageModel, PolicyEngine
 from learner.models.read_back import WrittenFiles
-from learner.models.scoring.scored_model import scored_model
 from learner.models.settings import PolicySettings
-from learner.models.training.trained_model import TrainedModel
 from learner.models.weights.export import export_model
 from protocol.errors import OperatorError
 
@@ -52,8 +48,11 @@ def _form_of(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class ReferenceModel(TrainedModel):
-    """A model of its own. `is_kept`: checkpoints hold its weights, since no setting names a folder with them."""
+class ReferenceModel(LanguageModel):
+    """A model of its own, which scores tokens inside `in_use`.
+
+    is_kept: checkpoints hold its weights, since no setting names a folder with them.
+    """
 
     def __init__(self, settings: PolicySettings, *, is_offloaded: bool, is_kept: bool) -> None:
         """is_offloaded: outside `in_use` it is in host memory, unless the ranks share it."""
@@ -65,9 +64,7 @@ class ReferenceModel(TrainedModel):
         self._load(settings.model_dir)
 
     def _load(self, folder: Path) -> None:
-        super().__init__(load_model, replace(self._plain, model_dir=folder), "reference")
-        self.scored = scored_model(self._model)
-        self.vocab_size = int(self._model.config.vocab_size)
+        super().__init__(replace(self._plain, model_dir=folder), "reference")
         self._is_offloaded = self._is_offloaded and self._zero_stage != 3
         if self._is_offloaded:
             self._model.to("cpu")
@@ -80,20 +77,6 @@ class ReferenceModel(TrainedModel):
         yield
         if self._is_offloaded:
             self._model.to("cpu")
-
-    @torch.no_grad()
-    def logprobs(self, micro_batch: MicroBatch) -> Tensor:
-        """Return the model tokens' logprobs, float32 [K], at the sampling temperature. Inside `in_use`.
-
-        Collective in ZeRO 3.
-        """
-        batch = micro_batch.to(self.device)
-        return score_tokens(self._engine, batch, self._settings.temperature, with_entropy=False)[0]
-
-    @torch.no_grad()
-    def logits(self, micro_batch: MicroBatch) -> Tensor:
-        """Return the logits before each model token, [K, V]. Inside `in_use`. Collective in ZeRO 3."""
-        return token_logits(self._engine, micro_batch.to(self.device))
 
     @torch.no_grad()
     def refresh(self, policy: PolicyEngine) -> None:

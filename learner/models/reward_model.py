@@ -28,7 +28,6 @@ class RewardEngine(PolicyEngine):
 
     def __init__(self, settings: PolicySettings) -> None:
         TrainedModel.__init__(self, load_value_model, settings, "reward model")
-        self.vocab_size = int(self._model.config.vocab_size)
         self._model.bias.zero_()  # shifts all rewards alike; exported folders have none
         self.scale: tuple[float, float] | None = None  # mean and deviation of held-out rewards, for exported folders
 

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from learner.disk.model_folder import read_max_positions
 from learner.models.weights.lora import LoraForm
-from protocol.settings.policy import LoraSettings
 from protocol.settings.settings import Settings
 from protocol.settings.zero_stage import Offload, critic_zero
 
@@ -75,6 +74,7 @@ def updates_per_step(settings: Settings) -> int:
 def policy_settings(settings: Settings, model: Path) -> PolicySettings:
     """Return the policy's settings for reinforcement learning."""
     learner, longest = settings.learner, settings.rollout.max_context_tokens
+    lora = settings.policy.lora
     return PolicySettings(
         model_dir=model,
         dtype=settings.policy.dtype,
@@ -93,7 +93,7 @@ def policy_settings(settings: Settings, model: Path) -> PolicySettings:
         offload=learner.offload,
         deepspeed=learner.deepspeed,
         gradient_checkpointing=learner.gradient_checkpointing,
-        lora=_lora_form(settings.policy.lora),
+        lora=LoraForm(lora.rank, lora.alpha or float(lora.rank), lora.targets) if lora.rank else None,
         router_aux_loss=learner.router_aux_loss,
         seed=settings.run.seed,
         max_tokens=longest,
@@ -104,7 +104,3 @@ def policy_settings(settings: Settings, model: Path) -> PolicySettings:
         temperature=settings.rollout.temperature,
         trust_remote_code=settings.policy.trust_remote_code,
     )
-
-
-def _lora_form(lora: LoraSettings) -> LoraForm | None:
-    return LoraForm(lora.rank, lora.alpha or float(lora.rank), lora.targets) if lora.rank else None

@@ -1,7 +1,7 @@
 """The check of every start: a rank computes what the model's own code computes, for any layout of a micro-batch.
 
 Each role is compared with its own eager code: in float32, on one text as long as the run's beside two
-short ones, with the model's own widths and its first layers (`shallow`). So no list of models is needed.
+short ones, with the model's own widths and its first layers (`own_code`). So no list of models is needed.
 
 Why the first layers and random weights: 70 billion weights in float32 and all scores of a long text fit on no device.
 The code and the configuration decide what a rank computes. Each push compares the trained weights.
@@ -25,9 +25,9 @@ from learner.models.critic import ValueModel
 from learner.models.gradient import score_tokens
 from learner.models.micro_batch import LearnerSample, MicroBatch, make_micro_batch
 from learner.models.model_loading import fix_positions, prepare_for_training, turn_off_dropout
+from learner.models.own_code import make_own, shallow_config, share_weights
 from learner.models.scoring.scored_model import Method, make_scored, scored_model
 from learner.models.settings import PolicySettings
-from learner.models.shallow import make_own, shallow_config, share_weights
 from learner.models.world import own_device, share_object
 from protocol.errors import OperatorError
 from protocol.settings.learner import MIN_SHARED_TOKENS

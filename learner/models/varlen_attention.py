@@ -6,8 +6,6 @@ micro-batch's lengths, and for each segment the place of the prompt that it sees
 Shapes: H heads, T tokens of all segments, D head size, B rows, L longest of a block's segments, P shared prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from inspect import signature

@@ -12,7 +12,18 @@ from learner.weights.push import DeviceTurn
 from protocol.failpoints import failpoint
 
 
-class SharedDevice:
+class OwnDevice:
+    """A device that no server uses. Every rank calls the same method."""
+
+    def learn(self) -> float:
+        """Put the models on the device, after the servers released it; return the seconds of the switch."""
+        return 0.0
+
+    def generate(self) -> None:
+        """Let the servers use the device, after the models left it. Only rank 0 waits until they are awake."""
+
+
+class SharedDevice(OwnDevice):
     """A device that the rank and a server use alternately. The rank learns first: the servers sleep when it starts."""
 
     def __init__(
@@ -25,7 +36,6 @@ class SharedDevice:
         self._is_learning = True
 
     def learn(self) -> float:
-        """Give the device to the rank, and return the seconds that this took. Collective."""
         if self._is_learning:
             return 0.0
         started = time.monotonic()
@@ -39,7 +49,6 @@ class SharedDevice:
         return time.monotonic() - started
 
     def generate(self) -> None:
-        """Give the device to the servers. Collective."""
         if self._is_learning:
             self._models.park()
             self._meet()

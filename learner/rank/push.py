@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from learner.models.micro_batch import LearnerSample, make_micro_batch
 from learner.models.policy import PolicyEngine
+from learner.rank.device_switch import OwnDevice
 from learner.rank.same_tokens import read_tokenizer
 from learner.weights.card import OwnCard
 from learner.weights.feed import default_bucket_bytes
@@ -60,28 +60,6 @@ Each spring the ice breaks, the river rises, and the farmers of the delta wait u
 """
 
 
-class DeviceSwitch(Protocol):
-    """Collective: every rank calls the same method. A rank that has to switch waits there for the others."""
-
-    def learn(self) -> float:
-        """Put the models on the device, after the servers released it. Returns the seconds of the switch."""
-        ...
-
-    def generate(self) -> None:
-        """Let the servers use the device, after the models left it. Only rank 0 waits until the servers are awake."""
-        ...
-
-
-class OwnDevice:
-    """A device that no server uses."""
-
-    def learn(self) -> float:
-        return 0.0
-
-    def generate(self) -> None:
-        """Do nothing: the servers are on other devices."""
-
-
 class RankPusher:
     """Pushes the policy to rollout servers. A push blocks at most weights.deadline_s in each of its states."""
 
@@ -99,7 +77,7 @@ class RankPusher:
         """servers: empty on every rank but 0. address: this node's, where the servers meet rank 0. text: the probe's.
         learner: as in `WeightPusher`. card: this rank's, where every rank sends to the servers on its card.
         """
-        self.device: DeviceSwitch = OwnDevice()
+        self.device = OwnDevice()
         weights = settings.weights
         self._policy, self._card = policy, card
         self._probe = Probe(policy, settings, text)

@@ -21,25 +21,21 @@ def check_same_tokens(setting: str, folder: Path, policy: Path, *, trust_remote_
     named = ((setting, folder), ("policy.model", policy))
     other, own = (read_tokenizer(*each, trust_remote_code) for each in named)
     ids, other_ids = own.get_added_vocab(), other.get_added_vocab()
-    if moved := [name for name, token in ids.items() if other_ids.get(name, token) != token]:
-        raise OperatorError(
-            f"{setting} has another tokenizer than policy.model: {moved[0]} is token {other_ids[moved[0]]} in it and "
-            f"{ids[moved[0]]} in the policy. Use a model with the policy's tokenizer, or leave {setting} empty."
-        )
     others_names = {token: name for name, token in other_ids.items()}
-    if renamed := [(token, name) for name, token in ids.items() if others_names.get(token, name) != name]:
-        token, name = renamed[0]
-        raise OperatorError(
-            f"{setting} has another tokenizer than policy.model: token {token} is {others_names[token]} in it and "
-            f"{name} in the policy. Use a model with the policy's tokenizer, or leave {setting} empty."
-        )
     found, expected = (each(_TEXT, add_special_tokens=False)["input_ids"] for each in (other, own))
-    if found != expected:
+    difference = ""
+    if moved := [name for name, token in ids.items() if other_ids.get(name, token) != token]:
+        difference = f"{moved[0]} is token {other_ids[moved[0]]} in it and {ids[moved[0]]}"
+    elif renamed := [(token, name) for name, token in ids.items() if others_names.get(token, name) != name]:
+        token, name = renamed[0]
+        difference = f"token {token} is {others_names[token]} in it and {name}"
+    elif found != expected:
         place = next((i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), 0)
+        difference = f"token {place} of a text is {found[place : place + 1]} in it and {expected[place : place + 1]}"
+    if difference:
         raise OperatorError(
-            f"{setting} has another tokenizer than policy.model: token {place} of a text is {found[place : place + 1]} "
-            f"in it and {expected[place : place + 1]} in the policy. Use a model with the policy's tokenizer, or leave "
-            f"{setting} empty."
+            f"{setting} has another tokenizer than policy.model: {difference} in the policy. Use a model with the "
+            f"policy's tokenizer, or leave {setting} empty."
         )
 
 

@@ -65,16 +65,9 @@ def learning_rate_factor(done: int, *, warmup_steps: int, total_steps: int, min_
     return min_ratio + (1.0 - min_ratio) * shape(progress)
 
 
-def _constant(progress: float) -> float:
-    return 1.0
-
-
-def _linear(progress: float) -> float:
-    return 1.0 - progress
-
-
-def _cosine(progress: float) -> float:
-    return 0.5 * (1.0 + math.cos(math.pi * progress))
-
-
-SCHEDULES: dict[str, Callable[[float], float]] = {"constant": _constant, "linear": _linear, "cosine": _cosine}
+# Share of the run after the warm-up -> share of the way from the last learning rate to the peak.
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+}

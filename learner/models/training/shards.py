@@ -7,8 +7,6 @@ Written for DeepSpeed 0.19. A rank keeps in float32, by stage:
     3      of every parameter one part of the same length on each rank, the last padded with zeros
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

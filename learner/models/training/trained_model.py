@@ -66,6 +66,7 @@ class TrainedModel:
         self._start(model, settings)
         self._shards = ZeroShards(self._deepspeed, self._engine, self._zero_stage)
         self._model = self._engine.module
+        self.vocab_size = int(self._model.config.vocab_size)
         self._num_earlier = 0  # applied updates less those that the schedule counts
         self._num_changes = 0  # updates since the last save or load that must have changed weights
         self._saved_digest = ""  # digest of the master weights then

@@ -92,7 +92,7 @@ def write_adapters(folder: Path, form: LoraForm, base: str, tensors: dict[str, T
     base: the operator's name of the base model. tensors: lora_A and lora_B by their names in the model.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    named = _named_on_disk(tensors)
+    named = {_DISK_PREFIX + name.replace(f".{_ADAPTER}.", "."): tensor for name, tensor in tensors.items()}
     save_file(named, folder / _TENSORS, metadata={"format": "pt"})
     targets = {name.partition(".lora_")[0].rpartition(".")[2] for name in tensors}
     given = _config(form, targets).to_dict()
@@ -100,10 +100,6 @@ def write_adapters(folder: Path, form: LoraForm, base: str, tensors: dict[str, T
     text = json.dumps({**config, "base_model_name_or_path": base}, indent=2, default=str)
     (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
     return {folder / _TENSORS: {name: digest_of_tensor(name, tensor.contiguous()) for name, tensor in named.items()}}
-
-
-def _named_on_disk(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {_DISK_PREFIX + name.replace(f".{_ADAPTER}.", "."): tensor for name, tensor in tensors.items()}
 
 
 def _config(form: LoraForm, targets: Collection[str]) -> Any:

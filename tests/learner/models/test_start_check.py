@@ -12,8 +12,8 @@ import transformers
 from learner.models import own_code
 from learner.models.micro_batch import make_micro_batch
 from learner.models.model_loading import fix_positions, turn_off_dropout
+from learner.models.own_code import shallow_config
 from learner.models.settings import policy_settings
-from learner.models.shallow import shallow_config
 from learner.models.start_check import Comparison, _texts, check_model, compare
 from protocol.errors import OperatorError
 from protocol.settings.learner import MIN_SHARED_TOKENS

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from learner.objectives.policy_gradient import StepOutcome
+from learner.rank.device_switch import OwnDevice
 from learner.rank.process import RankPlace
-from learner.rank.push import OwnDevice
 from learner.rank.rank import Trainer
 from learner.rank.start import Models, World
 from learner.weights.push import PushReport
