@@ -1,6 +1,6 @@
 """`sluice audit RUN_DIR`: prove that nothing of a run was lost or trained twice, or name what broke.
 
-Reading order: run, steps, rules, checkpoints, counts, report, command.
+Reading order: run, steps, rules, checkpoints, report, command.
 """
 
 from learner.audit.command import main as main

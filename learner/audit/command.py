@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from learner.audit.counts import BookedTokens, DeadLetter, EpochAccount, Tokens
-from learner.audit.report import AuditReport, audit_run_folder
+from learner.audit.report import AuditReport, BookedTokens, DeadLetter, Tokens, audit_run_folder
 from protocol.errors import OperatorError
 
 _MAX_DEAD_LETTERS = 50
@@ -27,7 +26,6 @@ run may be running."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser("sluice audit", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="folder of the run, such as runs/NAME")
     parser.add_argument("--data", type=Path, help="present path of the run's training prompts, if they were moved")
@@ -69,14 +67,10 @@ def _epoch_table(report: AuditReport) -> Table:
             f"{epoch.trained:,}",
             f"{epoch.skipped:,}",
             *([f"{epoch.filtered:,}"] if has_filter else []),
-            _under_way(epoch),
+            ", ".join(f"{count:,} {state}" for state, count in epoch.under_way.items()) or "0",
             f"{epoch.to_come:,}",
         )
     return table
-
-
-def _under_way(epoch: EpochAccount) -> str:
-    return ", ".join(f"{count:,} {state}" for state, count in epoch.under_way.items()) or "0"
 
 
 def _dead_letter_table(letters: Sequence[DeadLetter]) -> Table:

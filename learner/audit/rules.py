@@ -19,8 +19,6 @@ METRICS = "metrics.jsonl"
 
 
 class Rule(NamedTuple):
-    """One rule of the accounts."""
-
     name: str
     sentence: str
     query: str

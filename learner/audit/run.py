@@ -86,7 +86,6 @@ class AuditedRun:
     rows_by_entry: Sequence[int] = ()  # number of prompts of each entry of data.train; empty: one entry
 
     def rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
-        """Return the rows of a query over the ledger."""
         return self.db.execute(query, values)
 
     def meta(self, key: str) -> str | None:

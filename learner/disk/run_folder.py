@@ -23,6 +23,12 @@ TRAIN_INDEX = "prompts.npz"  # place of each prompt of data.train
 SKIPPED_ROWS = "skipped_rows.json"  # rows of data.train that the run skips
 LEARNER_VALUES = "learner_values"  # folder: a file for each step and rank that trained a recorded sample
 RECORDS = ("metrics.jsonl", "samples.jsonl", "evaluations.jsonl")
+
+# Beginnings of a reason in the ledger, of a group whose mean score decided.
+FILTERED = "filtered: "  # it was skipped
+LEFT_OUT = f"{FILTERED}curriculum, "  # the curriculum left its prompt out of an epoch
+KEPT = "kept: "  # it was trained in spite of its mean score
+
 _MARK_BYTES = 4096  # at least one line of metrics, with its time
 
 

@@ -99,7 +99,6 @@ def first_of(findings: Sequence[Finding]) -> Finding | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return the command's exit status."""
     parser = argparse.ArgumentParser(prog="sluice diff", description="Names where two runs part, from their folders.")
     parser.add_argument("runs", type=Path, nargs=2, metavar="RUN_DIR")
     folders: list[Path] = parser.parse_args(arguments).runs

@@ -11,8 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from learner.data.filtered import FILTERED
-from learner.disk.run_folder import parse_metrics_line, read_only_uri
+from learner.disk.run_folder import FILTERED, parse_metrics_line, read_only_uri
 from protocol.errors import SettingsError
 from protocol.settings.loader import describe_settings, load_saved_settings
 from protocol.settings.settings import Settings
@@ -53,7 +52,6 @@ class RunFacts:
 
 
 def read_run(folder: Path) -> RunFacts:
-    """Return the run's facts."""
     notes: list[str] = []
     settings = _read_settings(folder / "settings.yaml", notes)
     lines, num_redone = _read_metrics(folder / "metrics.jsonl", notes)

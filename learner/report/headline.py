@@ -42,7 +42,6 @@ class Headline:
 
 
 def make_headline(run: RunFacts) -> Headline:
-    """Return the top of the report."""
     scores, columns, explanation = _scores(run)
     return Headline(_ending(run), _verdict(scores), columns, scores, explanation, _facts(run))
 

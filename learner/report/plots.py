@@ -94,8 +94,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Series:
-    """One curve."""
-
     label: str  # text in the legend
     values: list[float | None]  # [N] y at each x of the plot; None: not measured there
     style: _Style = "line"
@@ -103,8 +101,6 @@ class Series:
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot."""
-
     title: str
     caption: str  # text beside the title: first and last value, or totals; may be empty
     x: list[float]  # [N] steps, rising

@@ -6,7 +6,9 @@ was started; 130 after Ctrl-C.
 
 import argparse
 import logging
+import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,16 +17,36 @@ from rich.console import Console
 from rich.table import Table
 
 from learner.run.detached import OPTION, start_detached
-from learner.run.help import ALL, help_text
 from learner.run.terminal import drop_unwritten
 from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.node.home import read_cluster, sluice_home
-from protocol.settings.loader import describe_settings, load_settings, names_own_run
+from protocol.settings.did_you_mean import likeliest_value
+from protocol.settings.loader import describe_settings, load_settings, names_own_run, settings_help
+from protocol.settings.section import Section
 from protocol.settings.settings import Settings
 
 _QUICK_START = "quickstart"
 _QUICK_START_CONFIG = Path(__file__).resolve().parents[2] / "deploy" / "configs" / "quickstart.yaml"
 _RAY_COPIES = "working_dir_files"  # folder in which Ray puts the copies of `ray job submit --working-dir`
+_ALL = "all"
+# Every section; objective is a setting without one.
+SECTIONS = [name for name in Settings.model_fields if name != "objective"]
+USUAL = (
+    "run.name",
+    "run.max_steps",
+    "policy.model",
+    "data.train",
+    "data.eval",
+    "rewards.endpoints",
+    "rollout.environment",
+    "rollout.group_size",
+    "rollout.max_response_tokens",
+    "learner.groups_per_step",
+    "learner.num_ranks",
+    "learner.lr",
+)
+_WIDTH = 80
+_LEFT = 32
 _ABOUT = """\
 Train a language model with reinforcement learning on the cluster that `sluice start` started.
 A command with policy.model, data.train or a --config file is a run of your own and uses nothing of the quick start.
@@ -33,7 +55,6 @@ command line; lists and maps as JSON. Relative paths start at the current folder
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns its exit status."""
     try:
         return _main(arguments)
     except BrokenPipeError:
@@ -73,7 +94,7 @@ def _main(arguments: Sequence[str]) -> int:
     parser.add_argument("--long-tails", action="store_true", help="with --forecast: p99 is ten times the median length")
     parser.add_argument(OPTION, action="store_true", help="run in the background; sluice runs shows it")
     parser.add_argument(
-        "-h", "--help", nargs="?", const="", metavar="SECTION", help=f"explain a section's settings; {ALL}: every one"
+        "-h", "--help", nargs="?", const="", metavar="SECTION", help=f"explain a section's settings; {_ALL}: every one"
     )
     own, options = parser.parse_known_args(arguments)
     if own.help is not None:
@@ -162,3 +183,39 @@ def check_job_folder(settings: Settings, working_folder: Path, *, is_detached: b
             f"settings: run.dir = {folder.relative_to(working_folder)} is in Ray's copy of the job's folder, which Ray "
             "deletes after the job. Give run.dir a whole path, such as --run.dir /data/runs."
         )
+
+
+def help_text(section: str) -> str:
+    """Return the settings of one section, such as learner or policy.lora, of `all`, or the usual ones for "".
+
+    Raises: SettingsError for another name.
+    """
+    if section == _ALL:
+        return settings_help().strip()
+    if not section:
+        return "\n".join(
+            [
+                "The twelve settings that most runs set:",
+                *(line for name in USUAL for line in _describe(name)),
+                "",
+                *textwrap.wrap(
+                    f"sluice run --help SECTION explains one of {', '.join(SECTIONS)}; "
+                    f"sluice run --help {_ALL} explains every setting.",
+                    _WIDTH,
+                ),
+            ]
+        )
+    groups = re.split(r"\n\n(?=\S+ options:\n)", settings_help().strip())
+    if shown := [group for group in groups if re.match(rf"{re.escape(section)}[ .]", group)]:
+        return "\n\n".join(shown)
+    expected = f"expected one of {', '.join([_ALL, *SECTIONS])}"
+    raise SettingsError(f"settings: --help {section}: {expected}.{likeliest_value(section, expected)}")
+
+
+def _describe(name: str) -> Sequence[str]:
+    section, key = name.split(".")
+    kind = Settings.model_fields[section].annotation
+    assert isinstance(kind, type)
+    assert issubclass(kind, Section)
+    about = textwrap.wrap(kind.model_fields[key].description or "", _WIDTH - _LEFT)
+    return [f"{f'  --{name}' if place == 0 else '':<{_LEFT}}{line}" for place, line in enumerate(about)]

@@ -5,10 +5,11 @@ The scores are in the ledger, so a resumed run leaves out the same prompts as an
 
 import re
 
+from learner.coordinator.groups.group import mean_score
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.groups.prompt_source import PromptSource
-from learner.data.filtered import LEFT_OUT, mean_score
 from learner.data.prompts import GroupName
+from learner.disk.run_folder import LEFT_OUT
 from learner.ledger.ledger import Ledger
 from protocol.settings.settings import Settings
 

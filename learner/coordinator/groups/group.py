@@ -10,6 +10,7 @@
 An evaluation's group ends as READY or SKIPPED. The ledger stores the states' values.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -206,7 +207,6 @@ class Group:
         return self.holders.get(index) == server and self.attempts[index] == attempt
 
     def held_by(self, server: str) -> list[int]:
-        """Return the samples that a server is making."""
         return [index for index, holder in self.holders.items() if holder == server]
 
     def take_back_from(self, server: str) -> list[int]:
@@ -223,9 +223,13 @@ class Group:
         self.trajectories.clear()
 
     def in_order(self) -> list[Trajectory]:
-        """Return the finished samples by their index."""
         return [self.trajectories[index] for index in sorted(self.trajectories)]
 
     def equal_rewards(self) -> bool:
         rewards = [t.facts.reward for t in self.trajectories.values()]
         return max(rewards) - min(rewards) < 1e-8
+
+
+def mean_score(scores: Sequence[float]) -> float:
+    """Return the mean of a group's scores, in the order of its samples; exactly r when all are r."""
+    return min(max(math.fsum(scores) / len(scores), min(scores)), max(scores))

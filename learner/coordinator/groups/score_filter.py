@@ -8,9 +8,9 @@ from collections import Counter
 from typing import Literal
 
 from learner.coordinator.accounts import Accounts
-from learner.coordinator.groups.group import Group
+from learner.coordinator.groups.group import Group, mean_score
 from learner.coordinator.groups.open_groups import OpenGroups
-from learner.data.filtered import FILTERED, KEPT, mean_score
+from learner.disk.run_folder import FILTERED, KEPT
 from protocol.errors import OperatorError
 from protocol.settings.settings import Settings
 

@@ -21,8 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from learner.live.status import read_status
 from learner.report.dash.exposition import RunsCollector
 from learner.report.dash.ledger_rows import MOST_COUNTED, ORDERS, Filter
-from learner.report.dash.logs import merged_logs
-from learner.report.dash.runs import RunFolder, Runs
+from learner.report.dash.runs import RunFolder, Runs, merged_logs
 from learner.report.dash.sample_index import search_of
 from learner.report.dash.spans import trace_events
 from learner.report.page import render_page

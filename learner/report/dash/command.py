@@ -27,7 +27,6 @@ _END_S = 6.0  # for answers that are under way
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="sluice dash", description="A live page of your runs. It reads their folders and never disturbs them."
     )

@@ -1,10 +1,11 @@
 """Run folders as the page shows them: read while they are written, each file from where the last reading ended."""
 
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from protocol.settings.settings import Settings
 
 _LIVE_S = 60.0  # a run that wrote within this time is going
 _DEPTH = 3  # folders of runs below RUNS_DIR
+_TAIL_BYTES = 512 * 1024  # of each log
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.]\d{3})\s?(.*)")
 # Not the ledger's shared memory: a reader renews it.
 _FILES = (SETTINGS, LEDGER, LOGS[0], *RECORDS)
 
@@ -100,7 +103,6 @@ class RunFolder:
         return max(map(_mtime, self._paths))
 
     def summary(self) -> RunSummary:
-        """Return the run's line in the list."""
         try:
             lines, (settings, _), changed_at = self.lines(), self.settings(), self.changed_at()
         except OSError:
@@ -187,3 +189,40 @@ def _mtime(path: Path) -> float:
 
 def _newest(lines: Sequence[Mapping[str, float]], key_of: Any) -> float | None:
     return next((line[key_of(line)] for line in reversed(lines) if key_of(line) in line), None)
+
+
+def merged_logs(folder: Path, text: str = "", most: int = 500) -> list[dict[str, Any]]:
+    """Return the newest entries with a text in them: time as it stands there, process and text, oldest first.
+
+    A line without a time belongs to the entry before it.
+    """
+    paths = sorted(path for path in folder.rglob("*.log") if path.is_file()) if folder.is_dir() else []
+    found = [entry for path in paths for entry in _read_log(path) if text.lower() in entry["text"].lower()]
+    return sorted(found, key=lambda entry: str(entry["at"]))[-most:]
+
+
+def _read_log(path: Path) -> list[dict[str, Any]]:
+    try:
+        return list(_entries(path))
+    except OSError as error:
+        return [{"at": "", "process": path.stem, "text": f"{path.name} cannot be read: {error.strerror}"}]
+
+
+def _entries(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        start = max(0, file.seek(0, 2) - _TAIL_BYTES)
+        file.seek(start)
+        lines = file.read().decode("utf-8", "replace").splitlines()[1 if start else 0 :]
+    entry: dict[str, Any] | None = None
+    for line in lines:
+        if match := _STAMP.match(line):
+            if entry is not None:
+                yield entry
+            at = match[1].replace("T", " ").replace(".", ",")
+            entry = {"at": at, "process": path.stem, "text": match[2]}
+        elif entry is not None:
+            entry["text"] += f"\n{line}"
+        else:
+            entry = {"at": "", "process": path.stem, "text": line}
+    if entry is not None:
+        yield entry

@@ -24,7 +24,6 @@ _EVERY_S = 1.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="sluice traces", description=_ABOUT)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, running or ended")
     parser.add_argument("--otlp", metavar="URL", required=True, help="OTLP receiver, such as http://127.0.0.1:4318")

@@ -14,10 +14,10 @@ from learner.data.prompt_reading import RowName, UnusableRow, read_prompts
 from learner.data.prompt_set import PromptSet
 from learner.data.sft_forms import describe_forms
 from learner.disk.run_folder import SKIPPED_ROWS, TRAIN_INDEX, SkippedRow, read_skipped, write_skipped
-from learner.run.checks.demonstration_judge import DemonstrationJudge
-from learner.run.checks.prompt_judge import PromptJudge
+from learner.run.checks.prompt_judge import DemonstrationJudge, PromptJudge
 from learner.run.start import RunStart
-from protocol.errors import OperatorError, SettingsError
+from protocol.disk.files import naming_disk_errors
+from protocol.errors import SettingsError
 from protocol.settings.data import DataSettings, entries_of, in_words
 from protocol.settings.settings import Settings
 
@@ -41,13 +41,9 @@ class TrainPrompts:
 
         Raises: OperatorError when it cannot be written.
         """
-        try:
+        with naming_disk_errors(f"The run folder {folder} cannot be written", "Free the disk, then run again."):
             self.index.save(folder / TRAIN_INDEX)
             write_skipped(folder, self.skipped)
-        except OSError as error:
-            raise OperatorError(
-                f"The run folder {folder} cannot be written: {error.strerror}. Free the disk, then run again."
-            ) from None
 
 
 @dataclass(frozen=True)
@@ -119,9 +115,8 @@ def _judge_rows(settings: Settings, model: Path, before: Sequence[SkippedRow]) -
     with _judge_of(settings, model, data.max_prompt_tokens) as judge:
         index, unusable = read_prompts(data.train, data, judge, without)
     _check_others(settings, "data.train", len(index))
-    if not isinstance(judge, DemonstrationJudge):
-        return JudgedRows(index, unusable)
-    return JudgedRows(index, unusable, f"data.train has {describe_forms(judge.forms)}. ", judge.longest)
+    forms = f"data.train has {describe_forms(judge.forms)}. " if judge.forms else ""
+    return JudgedRows(index, unusable, forms, judge.longest)
 
 
 def _judge_of(
@@ -155,7 +150,7 @@ def check_held_out(settings: Settings, model: Path, train: PromptIndex | None = 
                 raise SettingsError(f"data: {unusable[0]}")
             num_scored = min(len(index), most)
             _check_others(settings, "data.eval", num_scored)
-            longest = max(longest, judge.longest if isinstance(judge, DemonstrationJudge) else 0)
+            longest = max(longest, judge.longest)
             if train is not None and settings.eval.every_steps and (num := _num_learnt(index, most, train)):
                 notices.append(
                     f"{num} of the {num_scored} rows of {in_words(given)} are in data.train too: their scores are of "

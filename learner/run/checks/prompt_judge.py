@@ -1,24 +1,25 @@
-"""Which prompts fit the policy: its tokenizer can encode them, and the context has room for an answer.
+"""Which rows fit the policy: prompts that leave room for an answer, and demonstrations that can be learnt.
 
-Most need no tokenizer, because a text has no more tokens than bytes. The others are encoded. Chat messages are rendered
-in a separate process, because that imports torch.
+Most prompts need no tokenizer, because a text has no more tokens than bytes. The others are encoded. Chat messages and
+demonstrations are tokenized in a separate process, because that imports torch.
 """
 
 import multiprocessing
 import os
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from tokenizers import Tokenizer
 
 from learner.data.prompt_reading import Refusal
 from learner.data.prompts import Prompt
+from learner.data.sft_forms import BadRowError
+from learner.data.sft_rows import RowEncoder
 from learner.data.sft_segments import left_out
 from protocol.errors import SettingsError
 from protocol.message_texts import check_template_kwargs, render_prompt, with_texts
@@ -31,6 +32,7 @@ _NO_TEMPLATE = (
     "messages' texts, or give a model with a template."
 )
 _Signature = tuple[tuple[str, ...], ...]
+T = TypeVar("T")
 
 
 class PromptLength(NamedTuple):
@@ -41,13 +43,53 @@ class PromptLength(NamedTuple):
     problem: str = ""  # reason why it cannot be rendered; empty when it can
 
 
-class PromptJudge:
-    """Returns the reasons why prompts cannot be used. It holds a process once it has seen chat messages.
+class RowJudge:
+    """Returns the reasons why rows cannot be used. It holds a process for the tokenizer once it needs one.
+
+    forms, longest: of the usable demonstrations.
+    """
+
+    def __init__(self) -> None:
+        self.forms: Counter[str] = Counter()  # number of rows, by form
+        self.longest = 0  # tokens
+        self._child: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._child is not None:
+            self._child.shutdown(cancel_futures=True)
+
+    def _ask(self, work: Callable[..., list[T]], *arguments: object) -> list[T]:
+        """Return what a function returns in the tokenizer's process."""
+        self._child = self._child or tokenizer_process()
+        return self._child.submit(work, *arguments).result()
+
+
+class DemonstrationJudge(RowJudge):
+    """By form, chat template and the model's positions."""
+
+    def __init__(self, model: Path, form: str, *, trust_remote_code: bool) -> None:
+        """form: data.form."""
+        super().__init__()
+        self._how = model, form, trust_remote_code
+
+    def __call__(self, prompts: Sequence[Prompt]) -> list[Refusal | None]:
+        found = self._ask(judge_rows, *self._how, [prompt.columns for prompt in prompts])
+        self.forms.update(form for form, problem, _ in found if not problem)
+        self.longest = max([self.longest, *(num_tokens for _, _, num_tokens in found)])
+        return [Refusal(problem) if problem else None for _, problem, _ in found]
+
+
+class PromptJudge(RowJudge):
+    """By the number of tokens.
 
     max_tokens: longest accepted prompt; None: the context decides.
     """
 
     def __init__(self, model: Path, settings: Settings, max_tokens: int | None = None) -> None:
+        super().__init__()
         rollout = settings.rollout
         self._model = model
         self._trust_remote_code = settings.policy.trust_remote_code
@@ -57,17 +99,7 @@ class PromptJudge:
         self._truncates = rollout.truncate_left
         self._room = min(self._context - self._response, max_tokens or self._context)
         self._fast: Tokenizer | None = None
-        self._child: ProcessPoolExecutor | None = None
         self._template_bytes: dict[_Signature, int] = {}  # bytes that the chat template adds, by roles
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._child is not None:
-            self._child.shutdown(cancel_futures=True)
 
     def __call__(self, prompts: Sequence[Prompt]) -> list[Refusal | None]:
         """Return the problem of each prompt, or None. Raises: SettingsError without a usable tokenizer."""
@@ -126,15 +158,11 @@ class PromptJudge:
     def _measure(self, prompts: Sequence[str | list[dict[str, Any]]]) -> list[PromptLength]:
         if not prompts:
             return []
-        if self._child is None:
-            self._child = tokenizer_process()
         try:
             loading = (self._model, self._trust_remote_code, self._template_kwargs)
-            return self._child.submit(measure_prompts, *loading, list(prompts)).result()
+            return self._ask(measure_prompts, *loading, list(prompts))
         except SettingsError:
             raise
-        except BrokenProcessPool as error:
-            raise self._unusable(error) from error
         except Exception as error:  # a tokenizer that cannot be loaded raises anything
             raise self._unusable(error) from error
 
@@ -214,3 +242,20 @@ def _measure_one(tokenizer: Any, prompt: str | list[dict[str, Any]], template_kw
     except Exception as error:  # templates raise whatever jinja does
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         return PromptLength(0, 0, f"cannot be rendered by the tokenizer of policy.model: {reason}")
+
+
+def judge_rows(
+    model: Path, form: str, trust_remote_code: bool, rows: Sequence[dict[str, Any]]
+) -> list[tuple[str, str, int]]:
+    """Return each row's form, its problem as a sentence (empty: it can be learnt), and its longest text in tokens."""
+    encoder = RowEncoder(model, form, trust_remote_code=trust_remote_code)
+    found = []
+    for row in rows:
+        columns, problem, num_tokens = "", "", 0
+        try:
+            columns = encoder.form_of(row)
+            num_tokens = max(len(each.tokens) for each in encoder.encode(row))
+        except BadRowError as error:
+            problem = f"{error}."
+        found.append((columns, problem, num_tokens))
+    return found

@@ -5,9 +5,8 @@ import sqlite3
 from collections import Counter
 from pathlib import Path
 
-from learner.data.filtered import FILTERED
 from learner.data.prompt_set import load_prompts
-from learner.disk.run_folder import LEDGER
+from learner.disk.run_folder import FILTERED, LEDGER
 from protocol.settings.settings import Settings
 from tests.chaos.rig.processes import final_state
 

@@ -117,7 +117,7 @@ class RunWriter:
 
     def save(self, step: int) -> None:
         aside = begin(self.folder / CHECKPOINTS, step)
-        self.ledger.snapshot(aside / LEDGER)
+        self.ledger.begin_copy(aside / LEDGER).make()
         commit(aside, Checkpoint(aside, step, self.version, self.folder.name, "digest"))
 
     def close(self) -> None:

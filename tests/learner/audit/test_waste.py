@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.audit.counts import DeadLetter, Failure, Tokens, count_epochs, count_tokens, list_dead_letters
+from learner.audit.report import DeadLetter, Failure, Tokens, count_epochs, count_tokens, list_dead_letters
 from learner.audit.run import AuditedRun
 from learner.ledger.ledger import Ledger
 from protocol.settings.settings import Settings

@@ -84,7 +84,7 @@ def test_a_line_that_was_written_after_its_checkpoint_is_not_written_again(tmp_p
     script = begin(tmp_path, settings)
     evaluate(script, 0, 0.0)
     take_step(script, 1)
-    script.ledger.snapshot(tmp_path / "checkpoint")
+    script.ledger.begin_copy(tmp_path / "checkpoint").make()
     evaluate(script, 1, 0.5)
     script.ledger.close()
     (tmp_path / "checkpoint").replace(tmp_path / "ledger.sqlite")

@@ -7,10 +7,9 @@ from typing import Any, cast
 import pytest
 
 from learner.coordinator.accounts import Accounts, Mailbox
-from learner.coordinator.groups.group import Group
+from learner.coordinator.groups.group import Group, mean_score
 from learner.coordinator.groups.open_groups import OpenGroups
 from learner.coordinator.groups.score_filter import ScoreFilter
-from learner.data.filtered import mean_score
 from learner.ledger.ledger import Ledger
 from protocol.errors import OperatorError
 from protocol.wire import messages as m

@@ -189,7 +189,7 @@ def test_sample_of_a_start_that_the_restored_ledger_does_not_know_is_not_trained
 ) -> None:
     """A start with other endpoints ends before its first checkpoint; servers keep its results for the next start."""
     script = Script(tmp_path, settings_of(**scored_by(EM)))
-    script.ledger.snapshot(tmp_path / "checkpoint.sqlite")
+    script.ledger.begin_copy(tmp_path / "checkpoint.sqlite").make()
     script = script.resume(0, **scored_by({**EM, "weight": 2}))
     (lease, *_) = script.demand()
     late = script.trajectory("s1", lease, 0)

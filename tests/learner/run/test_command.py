@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.run.command import check_job_folder, main
-from learner.run.help import SECTIONS, USUAL
+from learner.run.command import SECTIONS, USUAL, check_job_folder, main
 from protocol.errors import SettingsError
 from protocol.settings.loader import describe_settings
 from protocol.settings.settings import Settings

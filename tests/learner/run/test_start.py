@@ -79,7 +79,7 @@ def save(folder: Path, step: int, wandb_id: str | None = None) -> Checkpoint:
     aside = begin(folder / "checkpoints", step)
     ledger = Ledger(aside / "writing.sqlite")
     ledger.set_meta("of", f"{folder.name} {step}")
-    ledger.snapshot(aside / "ledger.sqlite")
+    ledger.begin_copy(aside / "ledger.sqlite").make()
     ledger.close()
     (aside / "writing.sqlite").unlink()
     if wandb_id is not None:

@@ -10,8 +10,8 @@ import pytest
 
 from learner.coordinator.groups.curriculum import Curriculum
 from learner.coordinator.groups.prompt_source import PromptSource
-from learner.data.filtered import LEFT_OUT
 from learner.data.prompts import Prompt
+from learner.disk.run_folder import LEFT_OUT
 from learner.ledger.ledger import Ledger
 from protocol.settings.settings import Settings
 
