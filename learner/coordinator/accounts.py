@@ -97,7 +97,6 @@ class Mailbox:
         self._outgoing.append((peer, message, buffers or []))
 
     def acknowledge(self, peer: str, group: str, sample_index: int, outcome: m.Outcome, detail: str = "") -> None:
-        """Tell a server the outcome of a sample."""
         ack = m.Ack(**self._start, group=group, sample_index=sample_index, outcome=outcome, detail=detail[:2000])
         self._outgoing.append((peer, ack, []))
 
@@ -112,7 +111,6 @@ class Mailbox:
                 self.send(server, m.GroupsTrained(**self._start, groups=names[first : first + m.MAX_GROUPS]))
 
     def ping(self, newest_leases: Mapping[str, int]) -> None:
-        """Ping each server."""
         for server, number in newest_leases.items():
             self.send(server, m.Ping(**self._start, newest_lease=number))
 
@@ -121,7 +119,6 @@ class Mailbox:
         self.send(peer, m.Refusal(**self._start, request=request, detail=detail[:2000], reason=reason))
 
     def confirm(self, peer: str, request: int = 0) -> None:
-        """Send the answer Done."""
         self.send(peer, m.Done(**self._start, request=request))
 
     def put_off(self, peer: str, request: int, detail: str, is_for_evaluation: bool = False) -> None:

@@ -143,13 +143,16 @@ class Coordinator:
         if isinstance(message, m.FromServer):
             self._receive_from_server(peer, message, buffers, now)
             return
-        match message:
-            case m.NextBatch():
-                self._on_next(peer, message, now)
-            case m.StepEnd():
-                self._steps.finish(peer, message, self._servers)
-            case m.SaveLedger():
-                self._on_save_ledger(peer, message)
+        try:
+            match message:
+                case m.NextBatch():
+                    self._steps.on_next_batch(peer, message, now)
+                case m.StepEnd():
+                    self._steps.finish(peer, message, self._servers)
+                case m.SaveLedger():
+                    self._save_ledger(peer, message)
+        except FrameError as error:
+            self.refuse(peer, error, message.request)
 
     def refuse(self, peer: str, error: FrameError, request: int = 0, sample: SampleStamp | None = None) -> None:
         """Count a frame that is not a valid message, and tell its sender why.
@@ -234,7 +237,6 @@ class Coordinator:
         self._recall.take_back_from(server, reason)
 
     def status(self) -> RunStatus:
-        """Return the state of the run."""
         return RunStatus(
             step=self.step,
             policy_version=self.policy_version,
@@ -283,30 +285,18 @@ class Coordinator:
                 self._books.receive(server, message)
                 self._mailbox.confirm(server, message.request)
 
-    def _on_next(self, peer: str, message: m.NextBatch, now: float) -> None:
-        try:
-            self._steps.on_next_batch(peer, message, now)
-        except FrameError as error:
-            self.refuse(peer, error, message.request)
-
-    def _on_save_ledger(self, peer: str, message: m.SaveLedger) -> None:
+    def _save_ledger(self, peer: str, message: m.SaveLedger) -> None:
         """Copy the ledger to a path inside the run's folder only: any peer can send this message."""
         self._steps.complete()  # a copy commits
         path = Path(message.path)
         is_new = not self._copies.has_request(path, message.request)
         if is_new and not _is_file_inside(path, self._record.folder):
-            problem = f"{message.path[:500]} is not a new file inside {self._record.folder}"
-            self.refuse(peer, FrameError("$.path", problem, "path"), message.request)
-            return
-        try:
-            self._copies.request_copy(peer, path, message.request)
-            self._is_copying = True
-        except FrameError as error:
-            self.refuse(peer, error, message.request)
-        else:
+            raise FrameError("$.path", f"{message.path[:500]} is not a new file inside {self._record.folder}", "path")
+        self._copies.request_copy(peer, path, message.request)
+        self._is_copying = True
+        if not is_new and self._copies.is_making:
             # A repeated request: a disk may need minutes for a ledger of many gigabytes.
-            if not is_new and self._copies.is_making:
-                self._mailbox.put_off(peer, message.request, f"the ledger is being copied to {path}")
+            self._mailbox.put_off(peer, message.request, f"the ledger is being copied to {path}")
 
 
 def _schedule_of(settings: Settings) -> EvaluationSchedule:
@@ -317,7 +307,6 @@ def _schedule_of(settings: Settings) -> EvaluationSchedule:
 
 def _attach_features(settings: Settings, source: PromptSource, groups: OpenGroups, accounts: Accounts) -> TokenBooks:
     """Attach the optional features that only listen: each is one file, and a line here. Returns the token books."""
-    groups.on_wasted.append(accounts.ledger.add_waste)
     if settings.filter.dynamic_sampling:
         ScoreFilter(settings, groups, accounts).attach()
     if settings.data.curriculum.is_on:

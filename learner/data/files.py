@@ -131,8 +131,6 @@ _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
 class RowFile(NamedTuple):
-    """One file of rows."""
-
     path: Path
     name: str  # part of its rows' uids: the file name, numbered when several files have it
     entry: int  # index of its entry in the setting, from 0

@@ -76,11 +76,7 @@ class PromptIndex:
 
     def digest(self) -> str:
         """Return a hash over all uids in their order, which every attempt of a run must share."""
-        text = self.uids.tobytes().hex()
-        width, digest = 2 * UID_BYTES, hashlib.sha256()
-        for first in range(0, len(text), width):
-            digest.update((b"\n" if first else b"") + text[first : first + width].encode())
-        return digest.hexdigest()
+        return hashlib.sha256(self.uids.tobytes().hex("\n", UID_BYTES).encode()).hexdigest()
 
     def rows_digest(self) -> str:
         """Return a hash over all rows' contents in their order."""

@@ -18,8 +18,6 @@ _INDEX_VERSION = 3  # raised when the same rows get another index
 
 
 class RowName(NamedTuple):
-    """The name of a row."""
-
     file: str  # file's name in the data set; "" for its only file
     number: int  # line or row, from 1
 

@@ -21,13 +21,13 @@ class PromptSet(Sequence[Prompt]):
     """The prompts of some files, file by file and in each file's order."""
 
     def __init__(self, index: PromptIndex, entries: Sequence[DataEntry], data: DataSettings) -> None:
-        self._index = index
+        self.row_index = index
         self._shapes = [shape_of(data, entry) for entry in entries]
         # Files are opened at the start, so that a file that replaces one later has no effect.
         self._rows: list[RowReader] = [open_rows(Path(file.path)) for file in index.files]
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self.row_index)
 
     @overload
     def __getitem__(self, place: int) -> Prompt: ...
@@ -40,12 +40,12 @@ class PromptSet(Sequence[Prompt]):
         if not -len(self) <= place < len(self):
             raise IndexError(place)
         place %= len(self)
-        number, offset = int(self._index.numbers[place]), int(self._index.offsets[place])
-        which = self._index.file_of(place)
-        file = self._index.files[which]
+        number, offset = int(self.row_index.numbers[place]), int(self.row_index.offsets[place])
+        which = self.row_index.file_of(place)
+        file = self.row_index.files[which]
         row = Row(number, offset, self._rows[which].read(number, offset))
         prompt = make_prompt(row, file.path, file.name, self._shapes[file.entry])
-        if (prompt.uid, prompt.row_hash) != (self.uid(place), self._index.row_hash(place)):
+        if (prompt.uid, prompt.row_hash) != (self.row_index.uid(place), self.row_index.row_hash(place)):
             raise OperatorError(
                 f"data: {file.path} line {number} was changed while the run uses the file. Put it back as it was."
             )
@@ -53,33 +53,6 @@ class PromptSet(Sequence[Prompt]):
 
     def __iter__(self) -> Iterator[Prompt]:
         return (self[place] for place in range(len(self)))
-
-    def uid(self, place: int) -> str:
-        """Return a prompt's uid without reading its row."""
-        return self._index.uid(place)
-
-    @property
-    def uids(self) -> list[str]:
-        return [self.uid(place) for place in range(len(self))]
-
-    @property
-    def rows_by_entry(self) -> list[int]:
-        """Number of prompts of each entry of data.train."""
-        return self._index.rows_by_entry
-
-    @property
-    def digest(self) -> str:
-        """Hash over all uids in their order."""
-        return self._index.digest()
-
-    @property
-    def rows_digest(self) -> str:
-        """Hash over all rows' contents in their order."""
-        return self._index.rows_digest()
-
-    def find(self, uids: Sequence[str]) -> dict[str, Prompt]:
-        """Return the prompts of those uids that are in the set."""
-        return {uid: self[place] for uid, place in self._index.places(uids).items()}
 
 
 def load_prompts(
@@ -114,30 +87,30 @@ def open_prompts(
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
     """Return a hash over all uids in their order."""
     if isinstance(prompts, PromptSet):
-        return prompts.digest
+        return prompts.row_index.digest()
     return hashlib.sha256("\n".join(prompt.uid for prompt in prompts).encode()).hexdigest()
 
 
 def rows_digest(prompts: Sequence[Prompt]) -> str:
     """Return a hash over prompts, labels and columns in their order."""
     if isinstance(prompts, PromptSet):
-        return prompts.rows_digest
+        return prompts.row_index.rows_digest()
     return hashlib.sha256(b"".join(prompt.row_hash for prompt in prompts)).hexdigest()
 
 
 def uid_at(prompts: Sequence[Prompt], place: int) -> str:
     """Return the uid of the prompt at a place, without reading a row of a PromptSet."""
-    return prompts.uid(place) if isinstance(prompts, PromptSet) else prompts[place].uid
+    return prompts.row_index.uid(place) if isinstance(prompts, PromptSet) else prompts[place].uid
 
 
 def rows_by_entry(prompts: Sequence[Prompt]) -> list[int]:
     """Return the number of prompts of each entry of data.train."""
-    return prompts.rows_by_entry if isinstance(prompts, PromptSet) else [len(prompts)]
+    return prompts.row_index.rows_by_entry if isinstance(prompts, PromptSet) else [len(prompts)]
 
 
 def find_prompts(prompts: Sequence[Prompt], uids: Sequence[str]) -> dict[str, Prompt]:
     """Return the prompts of those uids that are in the set."""
     if isinstance(prompts, PromptSet):
-        return prompts.find(uids)
+        return {uid: prompts[place] for uid, place in prompts.row_index.places(uids).items()}
     wanted = frozenset(uids)
     return {prompt.uid: prompt for prompt in prompts if prompt.uid in wanted}

@@ -121,13 +121,13 @@ def recognise(row: dict[str, Any]) -> tuple[str, Content]:
         raise BadRowError(f"has {error.object[error.start]!a}, half of a character") from None
     if is_preference := [key for key in _PREFERENCES if key in row]:
         raise BadRowError(f"has the column {is_preference[0]!r}: it compares answers, and fine-tuning learns every one")
-    for columns, read in _FORMS:
+    for columns, read, others in _FORMS:
         if all(column in row for column in columns):
             if row.get("label") in (True, False, "true", "false", "True", "False"):
                 raise BadRowError("has a label that is true or false: fine-tuning would learn the bad answers too")
-            refuse_unread(row, _READ_BESIDES.get(columns, ()))
+            refuse_unread(row, others)
             return " + ".join(columns), read(row)
-    expected = ", ".join(" + ".join(columns) for columns, _ in _FORMS)
+    expected = ", ".join(" + ".join(columns) for columns, *_ in _FORMS)
     raise BadRowError(f"has the keys {sorted(row)}, expected one of these: {expected}")
 
 
@@ -250,31 +250,20 @@ def _text(row: dict[str, Any]) -> Completion:
     return Completion("", row["text"], None)
 
 
-_FORMS: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any]], Content]], ...] = (
-    (("segments",), _segments),
-    (("messages",), _chat),
-    (("conversations",), _share_gpt),
-    (("instruction", "output"), _alpaca),
-    (("prompt", "completion"), _answer_of("prompt", "completion")),
-    (("prompt", "response"), _answer_of("prompt", "response")),
-    (("input", "output"), _answer_of("input", "output")),
-    (("input_ids",), _tokens),
-    (("text",), _text),
-)
-
-
 # A row of whole texts, tokens or messages may keep the columns that it was made from.
 _MADE_FROM = ("history", "query", "prompt")
-_READ_BESIDES: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("segments",): (*_MADE_FROM, "functions"),
-    ("messages",): _MADE_FROM,
-    ("conversations",): ("system", *_MADE_FROM),
-    ("instruction", "output"): ("system", "history", "prompt"),
-    ("prompt", "completion"): ("prompt",),
-    ("prompt", "response"): ("prompt",),
-    ("input_ids",): (*_MADE_FROM, "functions"),
-    ("text",): (*_MADE_FROM, "functions"),
-}
+# Columns, what reads them, and the other parts of a conversation that the form reads or repeats.
+_FORMS: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any]], Content], tuple[str, ...]], ...] = (
+    (("segments",), _segments, (*_MADE_FROM, "functions")),
+    (("messages",), _chat, _MADE_FROM),
+    (("conversations",), _share_gpt, ("system", *_MADE_FROM)),
+    (("instruction", "output"), _alpaca, ("system", "history", "prompt")),
+    (("prompt", "completion"), _answer_of("prompt", "completion"), ("prompt",)),
+    (("prompt", "response"), _answer_of("prompt", "response"), ("prompt",)),
+    (("input", "output"), _answer_of("input", "output"), ()),
+    (("input_ids",), _tokens, (*_MADE_FROM, "functions")),
+    (("text",), _text, (*_MADE_FROM, "functions")),
+)
 
 
 def _learn_answers(messages: Messages, tools: list[Any] | None) -> Chat:

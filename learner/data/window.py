@@ -22,6 +22,8 @@ class Outstanding(NamedTuple):
 
 
 _VERSION = itemgetter(1)  # oldest_version; faster than an attribute
+# Largest number of parts of a step, unless its last groups come one by one: each has a micro-batch on every rank.
+_MAX_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class StalenessWindow:
     def is_too_old(self, oldest_version: int, policy_version: int) -> bool:
         """Return whether a group is too old for weights of this version."""
         return policy_version - oldest_version > self.max_staleness
+
+    def fewest(self, num_taken: int, *, in_parts: bool) -> int:
+        """Return how many groups must be ready for a step, or for its next part. num_taken: groups that it has."""
+        lacking = self.groups_per_step - num_taken
+        return min(lacking, -(-self.groups_per_step // _MAX_PARTS)) if in_parts else lacking
 
     def choose(
         self,

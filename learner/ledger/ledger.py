@@ -232,7 +232,6 @@ class Ledger:
         )
 
     def add_skipped(self, group: str, epoch: int, uid: str, position: int, reason: str) -> None:
-        """Record a prompt that an epoch skips."""
         self._change(
             "INSERT INTO prompts VALUES (?, ?, ?, ?, 'skipped', NULL, 0, NULL, ?, ?) ON CONFLICT DO NOTHING",
             (group, epoch, uid, position, reason, time.time()),
@@ -330,10 +329,6 @@ class Ledger:
         self.commit()
         return LedgerCopy(self._path, path)
 
-    def snapshot(self, path: Path) -> None:
-        """Write a copy of the ledger, as one file. Raises: OperatorError."""
-        self.begin_copy(path).make()
-
     def close(self, *, is_failed: bool = False) -> None:
         """Close the ledger. is_failed: changes since the last commit are dropped: they may be a part of a step."""
         if is_failed:
@@ -357,7 +352,6 @@ class Ledger:
             raise self._problem(error) from None
 
     def _change_many(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
-        """Make a change for each row of values."""
         try:
             if rows:
                 self._db.executemany(statement, rows)

@@ -17,8 +17,6 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from learner.data.window import Outstanding, StalenessWindow
 from protocol.settings.section import Section
 
-_MAX_PARTS = 8  # of a step, as in `coordinator.steps.current_step`
-
 
 class Rates(Section):
     """Seconds that a run's parts take."""
@@ -232,9 +230,9 @@ class _Run:
         if self._left_s is not None or self._is_pushing or not self._has_news:
             return
         layout, self._has_news = self._layout, False
-        is_streamed = layout.is_streamed and not layout.shares_devices
         lacking = layout.groups_per_step - self._num_taken
-        fewest = min(lacking, -(-layout.groups_per_step // _MAX_PARTS)) if is_streamed else lacking
+        in_parts = layout.is_streamed and not layout.shares_devices
+        fewest = self._window.fewest(self._num_taken, in_parts=in_parts)
         free = [(name, group) for name, group in self._groups.items() if not group.is_taken]
         if sum(not group.num_missing for _, group in free) < fewest:
             return

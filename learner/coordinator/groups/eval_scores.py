@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import msgspec
 
@@ -64,8 +65,8 @@ def evaluation_metrics(results: Sequence[SetResult], solved_at: float) -> dict[s
 def describe_answers(group: Group, decoder: TextDecoder) -> list[dict[str, object]]:
     """Return the part of evaluations.jsonl that does not depend on the evaluation: one line for each answer."""
     lines: list[dict[str, object]] = []
-    for index in sorted(group.trajectories):
-        facts, tokens = group.trajectories[index].facts, group.trajectories[index].tokens.tolist()
+    for trajectory in group.in_order():
+        facts, tokens = trajectory.facts, trajectory.tokens.tolist()
         prompt, response = decoder.texts(tokens, (facts.num_prompt_tokens, len(tokens)))
         lines.append(
             {
@@ -97,23 +98,23 @@ def score_set(prompts: Sequence[ScoredPrompt], solved_at: float) -> dict[str, fl
     scores: dict[str, float] = {"num_prompts": len(prompts)}
     if not prompts:
         return scores
-    scores |= mean_with_error("reward", [_mean(p.rewards) for p in prompts])
+    scores |= mean_with_error("reward", [fmean(p.rewards) for p in prompts])
     scores |= mean_with_error("greedy", [p.greedy for p in prompts])
     num_samples = len(prompts[0].rewards)
     for k in _ks(num_samples):
         solved = [sum(reward >= solved_at for reward in p.rewards) for p in prompts]
-        scores[f"pass@{k}"] = _mean([pass_at_k(num_samples, c, k) for c in solved])
+        scores[f"pass@{k}"] = fmean([pass_at_k(num_samples, c, k) for c in solved])
     if num_samples > 1 and all(len(p.answers) == num_samples for p in prompts):
-        scores[f"majority@{num_samples}"] = _mean([majority_reward(p.rewards, p.answers) for p in prompts])
+        scores[f"majority@{num_samples}"] = fmean([majority_reward(p.rewards, p.answers) for p in prompts])
     for source, part in sorted(_by_source(prompts).items()):
-        scores |= mean_with_error(f"{source}/reward", [_mean(p.rewards) for p in part])
+        scores |= mean_with_error(f"{source}/reward", [fmean(p.rewards) for p in part])
         scores[f"{source}/num_prompts"] = len(part)
     return scores
 
 
 def mean_with_error(name: str, values: Sequence[float]) -> dict[str, float]:
     """Return the mean of values, and under NAME_error its standard error where there are two values or more."""
-    mean, num = _mean(values), len(values)
+    mean, num = fmean(values), len(values)
     if num < 2:
         return {name: mean}
     variance = math.fsum((value - mean) ** 2 for value in values) / (num - 1)
@@ -135,11 +136,11 @@ def majority_reward(rewards: Sequence[float], answers: Sequence[str | None]) -> 
     """
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
-        return _mean(rewards)
+        return fmean(rewards)
     most = max(votes.values())
-    return _mean(
+    return fmean(
         [
-            _mean([reward for reward, given in zip(rewards, answers, strict=True) if given == answer])
+            fmean([reward for reward, given in zip(rewards, answers, strict=True) if given == answer])
             for answer, number in votes.items()
             if number == most
         ]
@@ -147,7 +148,7 @@ def majority_reward(rewards: Sequence[float], answers: Sequence[str | None]) -> 
 
 
 def _score_prompt(group: Group) -> ScoredPrompt:
-    facts = [group.trajectories[index].facts for index in sorted(group.trajectories)]
+    facts = [trajectory.facts for trajectory in group.in_order()]
     sampled = [f for f in facts if not f.is_greedy]
     is_answered = all(f.answer is not msgspec.UNSET for f in sampled)
     return ScoredPrompt(
@@ -175,7 +176,3 @@ def _by_source(prompts: Iterable[ScoredPrompt]) -> Mapping[str, list[ScoredPromp
 def _ks(num_samples: int) -> list[int]:
     """Return 1, 2, 4 and so on, and num_samples itself."""
     return sorted({2**i for i in range(num_samples.bit_length())} | {num_samples})
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

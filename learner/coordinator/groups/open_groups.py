@@ -7,7 +7,6 @@ are leased again in the same way. Optional features listen; each is one file:
     on_failed    kept_turns.py: drops the sample's finished turns
     on_closed    kept_turns.py, evaluations.py, written_answers.py: the group's samples leave
     on_assigned  score_filter.py, curriculum.py: their counts for the line of metrics of a step that has its groups
-    on_wasted    the ledger: counts model tokens that are not trained
     on_unused    the token books: note why a trajectory was not trained
 """
 
@@ -42,8 +41,6 @@ class OpenGroups:
         # (group, reason why its samples are not trained; None: they are trained or scored)
         self.on_closed: list[Callable[[Group, str | None], None]] = []
         self.on_assigned: list[Callable[[], Mapping[str, float]]] = []
-        # (group's name, sample, attempt, reason, model tokens)
-        self.on_wasted: list[Callable[[str, int, int, str, int], None]] = []
         # (facts of a trajectory that is not trained, reason)
         self.on_unused: list[Callable[[TrajectoryFacts, str], None]] = []
         self.step_counts: dict[str, float] = {}
@@ -65,7 +62,6 @@ class OpenGroups:
         self._by_server: dict[str, dict[str, Group]] = {}  # server -> groups that it was leased
 
     def find(self, name: str) -> Group | None:
-        """Return the open group of this name."""
         return self.training.get(name) or self.evaluating.get(name)
 
     def all_open(self) -> list[Group]:
@@ -121,7 +117,6 @@ class OpenGroups:
         return new
 
     def may_have_next(self, is_admitting: bool) -> bool:
-        """Return whether `next_group` may return a group."""
         return any(self._to_lease.values()) or (is_admitting and len(self.training) < self._window.size)
 
     def put_back(self, groups: Sequence[Group]) -> None:
@@ -225,8 +220,7 @@ class OpenGroups:
 
     def waste(self, name: str, index: int, attempt: int, reason: str, num_tokens: int) -> None:
         """Count model tokens that are not trained."""
-        for listen in self.on_wasted:
-            listen(name, index, attempt, reason, num_tokens)
+        self._ledger.add_waste(name, index, attempt, reason, num_tokens)
 
     def waste_trajectory(self, facts: TrajectoryFacts, reason: str) -> None:
         """Count the model tokens of a trajectory that is not trained."""
@@ -237,7 +231,6 @@ class OpenGroups:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def assign(self, groups: Sequence[Group], step: int) -> None:
-        """Give these groups to a step."""
         self._set_state(groups, GroupState.ASSIGNED, step)
 
     def count_step(self, groups: Sequence[Group]) -> None:

@@ -104,7 +104,7 @@ class WrittenAnswers:
             prompt=group.prompt.prompt,
             label=group.prompt.label,
             besides=self._besides,
-            samples=[self._sample(group.trajectories[index]) for index in sorted(group.trajectories)],
+            samples=[self._sample(trajectory) for trajectory in group.in_order()],
             failed=None if group.is_ready else group.dead_letter,
             weights=self._origin.weights,
             sampled_by=self._origin.sampled_by,

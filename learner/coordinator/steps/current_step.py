@@ -30,8 +30,6 @@ _MOST_AT_ONCE = 1024
 _FACTS_PER_SAMPLE = 16  # facts of other ranks' samples that take as long to send as a sample
 # Time between two choices of a step's groups while the groups that the first one awaits are not back.
 _CHOOSE_EVERY_S = 1.0
-# Largest number of parts of a step, unless its last groups come one by one: each has a micro-batch on every rank.
-_MAX_PARTS = 8
 _MOST_NAMED = 64  # groups whose servers are named to users: a window has thousands
 _MOST_REFUSED = 5  # steps in a row without a finite gradient; each costs its prompts
 # Servers report the version of their weights each second; the report after a push may still be on its way.
@@ -196,9 +194,8 @@ class CurrentStep:
         """Choose the groups of the next step, or of its next part, if the window allows it."""
         if self.step >= self._settings.run.max_steps:
             return
-        per_step = self._window.groups_per_step
         num_taken = sum(len(part.groups) for part in self.parts)
-        fewest = min(per_step - num_taken, -(-per_step // _MAX_PARTS)) if in_parts else per_step
+        fewest = self._window.fewest(num_taken, in_parts=in_parts)
         if self._groups.num_ready < fewest:
             self._awaited = frozenset()
             self._groups.changed.clear()

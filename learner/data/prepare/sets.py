@@ -23,8 +23,6 @@ class PreparedRow:
 
 @dataclass(frozen=True)
 class KnownSet:
-    """One data set that can be prepared."""
-
     data_source: str
     ability: str
     is_like: str  # description of its files' columns

@@ -13,7 +13,7 @@ import pytest
 
 from learner.data.prompt_index import load_index
 from learner.data.prompt_reading import Refusal, RowName, read_prompts
-from learner.data.prompt_set import find_prompts, load_prompts, open_prompts, prompts_digest
+from learner.data.prompt_set import find_prompts, load_prompts, open_prompts, prompts_digest, rows_digest, uid_at
 from learner.data.prompts import Prompt
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.data import DataSettings
@@ -47,7 +47,7 @@ def test_rows_are_read_in_any_order(tmp_path: Path, make: object) -> None:
     assert len(prompts) == 5
     assert [prompts[place].label for place in (3, 0, -1)] == ["6", "0", "8"]
     assert [prompt.columns for prompt in prompts[1:3]] == [{"hops": 1}, {"hops": 2}]
-    assert [prompt.uid for prompt in prompts] == prompts.uids
+    assert [prompt.uid for prompt in prompts] == [uid_at(prompts, place) for place in range(5)]
     with pytest.raises(IndexError):
         prompts[5]
 
@@ -64,15 +64,16 @@ def test_uids_and_their_digest_are_those_of_older_versions(tmp_path: Path) -> No
         for number, row in zip((1, 3, 4), tricky, strict=True)
     ]
     prompts = load_prompts(str(path), _DATA)
-    assert prompts.uids == expected
-    assert prompts.digest == hashlib.sha256("\n".join(expected).encode()).hexdigest()
-    assert prompts_digest(list(prompts)) == prompts.digest
+    assert [prompt.uid for prompt in prompts] == expected
+    assert prompts_digest(prompts) == hashlib.sha256("\n".join(expected).encode()).hexdigest()
+    assert prompts_digest(list(prompts)) == prompts_digest(prompts)
 
 
 def test_digest_of_demonstrations_is_of_their_contents(tmp_path: Path) -> None:
     answers = ["4", "4", "5"]
     rows = [json.dumps({"prompt": "2 + 2 =", "completion": answer}) for answer in answers]
-    digests = [load_prompts(str(jsonl(tmp_path, row)), DataSettings(form="demonstrations")).rows_digest for row in rows]
+    data = DataSettings(form="demonstrations")
+    digests = [rows_digest(load_prompts(str(jsonl(tmp_path, row)), data)) for row in rows]
     assert (digests[0] == digests[1], digests[0] == digests[2]) == (True, False)
 
 
@@ -145,10 +146,10 @@ def test_open_leaves_out_the_same_rows_when_the_file_was_only_copied_over_itself
 
 def test_prompts_are_found_by_their_uids(tmp_path: Path) -> None:
     prompts = load_prompts(str(jsonl(tmp_path)), _DATA)
-    wanted = [prompts.uid(3), "00" * 10, prompts.uid(1)]
+    wanted = [uid_at(prompts, 3), "00" * 10, uid_at(prompts, 1)]
     assert {uid: prompt.label for uid, prompt in find_prompts(prompts, wanted).items()} == {
-        prompts.uid(3): "6",
-        prompts.uid(1): "2",
+        uid_at(prompts, 3): "6",
+        uid_at(prompts, 1): "2",
     }
     assert find_prompts(prompts, []) == {}
     assert find_prompts(list(prompts), wanted).keys() == find_prompts(prompts, wanted).keys()

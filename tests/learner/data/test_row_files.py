@@ -12,7 +12,7 @@ import pytest
 
 from learner.data.files import HubName, choose_files, find_files, parse_hub_name
 from learner.data.prompt_reading import RowName, read_prompts
-from learner.data.prompt_set import load_prompts, open_prompts
+from learner.data.prompt_set import load_prompts, open_prompts, rows_by_entry
 from protocol.errors import SettingsError
 from protocol.settings.data import DataEntry, DataSettings, entries_of
 
@@ -40,8 +40,8 @@ def test_files_of_a_list_are_one_data_set_in_their_order(tmp_path: Path) -> None
     prompts = load_prompts(given, DataSettings())
     assert [prompt.prompt for prompt in prompts] == ["a", "b", "c", "d"]
     assert [prompts[-1].label, prompts[2].label] == ["D", "C"]
-    assert prompts.rows_by_entry == [2, 1, 1]
-    assert len(set(prompts.uids)) == 4
+    assert rows_by_entry(prompts) == [2, 1, 1]
+    assert len({prompt.uid for prompt in prompts}) == 4
 
 
 def test_pattern_and_folder_stand_for_their_files_by_name(tmp_path: Path) -> None:
@@ -58,14 +58,14 @@ def test_file_whose_name_has_signs_of_a_pattern_is_the_file(tmp_path: Path) -> N
 
 def test_one_file_alone_has_the_uids_that_it_has_in_a_list(tmp_path: Path) -> None:
     one, other = jsonl(tmp_path / "one.jsonl", "a"), jsonl(tmp_path / "other.jsonl", "a")
-    assert load_prompts([one, other], DataSettings()).uids[0] == load_prompts(one, DataSettings()).uids[0]
+    assert load_prompts([one, other], DataSettings())[0].uid == load_prompts(one, DataSettings())[0].uid
 
 
 def test_equal_rows_of_files_with_one_name_have_uids_of_their_own(tmp_path: Path) -> None:
     given = [jsonl(tmp_path / "x" / "train.jsonl", "a"), jsonl(tmp_path / "y" / "train.jsonl", "a")]
     assert names(*given) == ["train.jsonl", "2/train.jsonl"]
-    first, second = load_prompts(given, DataSettings()).uids
-    assert first != second
+    first, second = load_prompts(given, DataSettings())
+    assert first.uid != second.uid
 
 
 def test_each_entry_may_have_columns_a_template_and_a_limit_of_its_own(tmp_path: Path) -> None:

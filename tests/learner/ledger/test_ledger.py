@@ -30,7 +30,7 @@ def lease_all(ledger: Ledger, *groups: str) -> None:
 def test_incarnation_is_not_given_twice_when_an_older_ledger_is_put_back(path: Path) -> None:
     with closing(Ledger(path)) as ledger:
         assert ledger.begin_incarnation(policy_version=0) == 1
-        ledger.snapshot(path.with_name("checkpoint.sqlite"))
+        ledger.begin_copy(path.with_name("checkpoint.sqlite")).make()
     for expected in (2, 3):
         path.write_bytes(path.with_name("checkpoint.sqlite").read_bytes())
         ledger = Ledger(path)
@@ -134,7 +134,7 @@ def test_last_shared_version_is_the_oldest_start_after_an_incarnation(path: Path
 def test_start_that_a_restored_ledger_does_not_know_shares_what_its_parent_had_then(path: Path) -> None:
     ledger = Ledger(path)
     ledger.begin_incarnation(0)
-    ledger.snapshot(path.with_name("checkpoint.sqlite"))
+    ledger.begin_copy(path.with_name("checkpoint.sqlite")).make()
     for from_version in (3, 20):  # the first dies without a checkpoint of its own
         ledger.begin_incarnation(from_version)
         ledger.close()

@@ -164,7 +164,7 @@ def test_step_that_is_redone_after_a_crash_moves_its_tokens_and_counts_them_once
 
 def test_books_stay_when_the_ledger_goes_back(tmp_path: Path) -> None:
     with opened(tmp_path) as ledger:
-        ledger.snapshot(tmp_path / "copy.sqlite")
+        ledger.begin_copy(tmp_path / "copy.sqlite").make()
         tell(ledger, count(8, "stopped"))
         ledger.commit()
     for path in tmp_path.glob("ledger.sqlite*"):
