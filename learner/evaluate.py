@@ -35,7 +35,6 @@ _PREFIX = "eval/"  # of a score's name in metrics.jsonl
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser("sluice eval", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", help="model folder, Hugging Face name, or the folder of a run")
     parser.add_argument("sets", metavar="SET", nargs="+", help="prompts with labels: FILE or NAME=FILE")
@@ -96,7 +95,6 @@ def without_steps(options: argparse.Namespace) -> dict[str, str]:
 
 
 def as_options(settings: Mapping[str, str]) -> list[str]:
-    """Return settings as options of `sluice run`."""
     return [part for key, value in settings.items() for part in (f"--{key}", value)]
 
 

@@ -154,7 +154,6 @@ class Rank:
         return self._process.call.remote(method, *arguments)
 
     def end(self) -> None:
-        """Kill the process."""
         ray.kill(self._process)
 
 

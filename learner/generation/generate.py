@@ -24,7 +24,6 @@ missing rows. Environment, rewards and sampling come from the settings, as in sl
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser("sluice generate", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", help="model folder, Hugging Face name, or the folder of a run")
     parser.add_argument("prompts", metavar="PROMPTS", help="prompts, with labels if the reward needs them")

@@ -32,7 +32,6 @@ K is FOLDER/round_K/train. After a kill the same command goes on; more --rounds 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser("sluice iterate", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", help="model of the first round, as for sluice generate")
     parser.add_argument("prompts", metavar="PROMPTS", help="prompts of every round")

@@ -29,8 +29,6 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule of health."""
-
     figure: str  # key of the metrics line; without it the rule is not broken
     is_broken: Callable[[float, HealthSettings, Line], bool]  # takes the figure, the settings and the whole line
     text: str  # format of the alarm: {value} is the figure, {line} the whole line

@@ -48,10 +48,7 @@ def read_status(folder: Path) -> RunStatus | None:
     """Return the status that the run's command wrote within 30 s; None without one."""
     path = folder / STATUS
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunStatus) if _age_s(path) < _FRESH_S else None
+        is_fresh = time.time() - path.stat().st_mtime < _FRESH_S
+        return msgspec.json.decode(path.read_bytes(), type=RunStatus) if is_fresh else None
     except (OSError, msgspec.DecodeError):  # none, or that of another version
         return None
-
-
-def _age_s(path: Path) -> float:
-    return time.time() - path.stat().st_mtime

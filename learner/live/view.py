@@ -6,7 +6,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Self, TextIO
 
 from rich.console import Console
@@ -55,9 +54,7 @@ class LiveView:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._state.is_over = True
             try:

@@ -35,15 +35,10 @@ class WandbLog:
         )
         self._has_failed = False
         self._placed: set[str] = set()  # figures of evaluations that the page knows
-        self._where = ""
+        self.where = ""  # a sentence with the page's place and the next command; empty while there is no page
         self._lines: queue.Queue[dict[str, float] | tuple[str, str] | None] = queue.Queue(_MAX_WAITING)
         self._thread = threading.Thread(target=self._send_all, name="wandb", daemon=True)
         self._thread.start()
-
-    @property
-    def where(self) -> str:
-        """A sentence with the page's place and the next command; empty while there is no page."""
-        return self._where
 
     def log(self, line: Mapping[str, float]) -> None:
         """Queue a metrics line. The page ends when ten thousand lines wait: they must not fill the memory."""
@@ -130,7 +125,7 @@ class WandbLog:
             settings=wandb.Settings(console="off", silent=True, init_timeout=_INIT_S, finish_timeout=_INIT_S),
         )
         replace_file(path, f"{run.id}\n".encode())
-        self._where = _where(run)
+        self.where = _where(run)
         # Steps repeated after a resume are logged again: wandb's own counter would reject the smaller step.
         run.define_metric("step")
         run.define_metric("*", step_metric="step")

@@ -38,7 +38,6 @@ class RecordedValues:
         self._rows: list[dict[str, object]] = []  # of the step so far
 
     def take_part(self, batch: Batch, trajectories: Mapping[int, Trajectory], policy_version: int) -> None:
-        """Take the objective's part of a step."""
         self._listen(batch)
         self._objective.take_part(batch, trajectories, policy_version)
         self._collect(batch)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
 
 from learner.checkpoint.manifest import Checkpoint
 from learner.disk.shared_folder import Mark, sees
@@ -21,9 +20,7 @@ from protocol.node.home import read_cluster
 from protocol.node.small_model_files import SmallFiles
 from protocol.one_line import describe_error, user_line
 from protocol.settings.settings import Settings
-
-if TYPE_CHECKING:
-    from protocol.weights.controls import ServerControls
+from protocol.weights.controls import ServerControls
 
 _log = logging.getLogger(__name__)
 WAITING_FOR_BATCH = "waiting for the batch of step"
@@ -61,7 +58,7 @@ class RankProcess:
         settings: Settings,
         folder: Path,
         models: Mapping[str, SmallFiles],
-        reach_server: "Callable[[str], ServerControls]",
+        reach_server: Callable[[str], ServerControls],
     ) -> None:
         """models: small files by the setting that names the model. reach_server: returns a server's weight controls."""
         self._settings = settings

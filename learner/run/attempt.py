@@ -1,38 +1,31 @@
 """One start of a run: its coordinator and ranks are launched, watched and ended. The rollout servers outlive it."""
 
-from __future__ import annotations
-
 import contextlib
+import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from learner.checkpoint.copier import CheckpointCopier
 from learner.cluster import fleet, processes, ray_door, servers
 from learner.cluster.cluster_loss import check_cluster
-from learner.disk.run_folder import SEARCH_INDEX
-from learner.live.status import write_status
+from learner.disk.run_folder import SEARCH_INDEX, MetricsReader
+from learner.live.status import RunStatus, write_status
+from learner.live.view import LiveView
+from learner.plan.memory import Sizes
+from learner.plan.processes import Topology
 from learner.plan.topology import plan_topology
 from learner.rank.process import WAITING_FOR_BATCH, RunPlace
 from learner.run.parts import describe_processes
 from learner.run.rank_watch import RankWatch
 from learner.run.servers import RunServers
+from learner.run.start import RunStart
 from protocol.errors import NeighbourError, OperatorError, SettingsError
+from protocol.node.home import ClusterState
 from protocol.settings.run_spec import TOOL_LIST, EngineRequest, RunSpec, engine_request, run_spec
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from learner.checkpoint.copier import CheckpointCopier
-    from learner.disk.run_folder import MetricsReader
-    from learner.live.status import RunStatus
-    from learner.live.view import LiveView
-    from learner.plan.memory import Sizes
-    from learner.plan.processes import Topology
-    from learner.run.start import RunStart
-    from protocol.node.home import ClusterState
-    from protocol.settings.settings import Settings
+from protocol.settings.settings import Settings
 
 _POLL_S = 0.5
 _CHECK_S = 2.0
@@ -200,7 +193,6 @@ class RunAttempt:
             self._show_messages(self._servers.note_attached(attached))
 
     def _place(self) -> RunPlace:
-        """Return the run's addresses for its ranks."""
         return RunPlace(
             run_id=self.start.run_id,
             incarnation=self._spec.incarnation,

@@ -3,19 +3,14 @@
 A step may take hours. Otherwise the coordinator, servers and other ranks would wait for it silently.
 """
 
-from __future__ import annotations
-
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from learner.cluster.processes import Rank
 from protocol.errors import NeighbourError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from learner.cluster.processes import Rank
 
 # A rank that loads or writes a large model may block its interpreter for a minute.
 SILENCE_S = 120.0

@@ -71,5 +71,4 @@ def _restore(folder: Path) -> None:
 
 
 def _by_inode(root: Path) -> dict[int, Path]:
-    """Return the folders of checkpoints."""
     return {path.stat().st_ino: path.resolve() for path in root.glob("*") if path.is_dir() and not path.is_symlink()}

@@ -7,19 +7,14 @@ its process is away                          describe, until Ray has restarted i
 five failed restarts, or another index       describe; it is not started again
 """
 
-from __future__ import annotations
-
 import time
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from learner.cluster.servers import ServerCalls
 from protocol.errors import AwayError, NeighbourError, OperatorError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from learner.cluster.servers import ServerCalls
-    from protocol.settings.run_spec import RunSpec
+from protocol.settings.run_spec import RunSpec
 
 _LOOPBACK = "127.0.0.1"
 _MAX_RESTARTS = 5  # in a row: a server that has served for a minute counts as well again

@@ -3,19 +3,14 @@
 A new server gets the weights with the first push after it was attached.
 """
 
-from __future__ import annotations
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
+from learner.cluster.servers import ServerCalls
 from learner.run.server import RunServer
 from protocol.errors import OperatorError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from learner.cluster.servers import ServerCalls
-    from protocol.settings.run_spec import RunSpec
+from protocol.settings.run_spec import RunSpec
 
 _LAST_START = "the last start of this run"
 
@@ -55,7 +50,6 @@ class RunServers:
 
     @property
     def names(self) -> list[str]:
-        """The run's servers."""
         return [server.name for server in self._servers]
 
     @property

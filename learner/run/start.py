@@ -110,7 +110,7 @@ def _start_after(complete: Path, last_step: int, run: RunSettings, model_digest:
     text = f"{complete} is complete at step {last_step}"
     begun = _newest_begun(complete, run.name)
     checkpoint = newest_valid(begun / CHECKPOINTS) if begun is not None else None
-    is_over = checkpoint is not None and (checkpoint.step >= run.max_steps or _is_other(checkpoint, model_digest))
+    is_over = checkpoint is not None and (checkpoint.step >= run.max_steps or checkpoint.model_digest != model_digest)
     if begun is None or is_over:
         free = _next_free(complete)
         return RunStart(free, None, f"{text}: this is a new run, {free.name}.")
@@ -222,12 +222,8 @@ def _set_aside_notice(folder: Path, checkpoint: Checkpoint) -> str:
     return f" Set aside, because corrupt or of repeated steps: {', '.join(newer)}." if newer else ""
 
 
-def _is_other(checkpoint: Checkpoint, digest: str) -> bool:
-    return checkpoint.model_digest != digest
-
-
 def _of_model(checkpoint: Checkpoint, digest: str) -> Checkpoint:
-    if _is_other(checkpoint, digest):
+    if checkpoint.model_digest != digest:
         raise SettingsError(
             f"settings: {checkpoint.path} is a checkpoint of another model than policy.model. "
             "Give the model it was made from, another run.name, or run.resume never."
@@ -272,7 +268,7 @@ def _set_aside_accounts(folder: Path) -> None:
     The ledger is moved last: while it exists, the next start repeats the move. Its log gets a matching name, so that
     SQLite still opens them together.
     """
-    before = f"before_{_mtime(folder / LEDGER) if (folder / LEDGER).exists() else int(time.time())}_"
+    before = f"before_{int((folder / LEDGER).stat().st_mtime if (folder / LEDGER).exists() else time.time())}_"
     for name in (*RECORDS, *LOGS, LEDGER):
         if (folder / name).exists():
             move_synced(folder / name, folder / "logs" / f"{before}{name}")
@@ -311,10 +307,6 @@ def _next_free(folder: Path) -> Path:
     while (free := folder.with_name(f"{folder.name}-{number}")).exists():
         number += 1
     return free
-
-
-def _mtime(path: Path) -> int:
-    return int(path.stat().st_mtime)
 
 
 def _unwritable(folder: Path, error: OSError) -> OperatorError:

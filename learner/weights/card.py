@@ -5,22 +5,19 @@ Rank 0 directs the push as over other ways (`learner.weights.push`): it calls th
 that does not take a bucket within the deadline is dropped; its server then fails and joins again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from learner.weights.feed import BucketMemory, device_of, pack
 from learner.weights.rendezvous import SERVERS_PATIENCE
 from protocol.weights.group import PeerLostError
 from protocol.weights.same_machine import SameMachineGroup, card_address, listen_here
 from protocol.weights.wire import Bucket
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class OwnCard:

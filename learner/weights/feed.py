@@ -5,17 +5,15 @@ Two buckets are in memory: the next one is put once every link has sent the prev
 other links continue, until it has caught up or failed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from protocol.weights.wire import BUCKET_BYTES, ROW_BYTES, Bucket, TensorMeta, bucket_num_bytes, stacked_view
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _PATIENCE_S = 0.5
 _TIMES = 3.0
@@ -34,24 +32,18 @@ class BucketMemory:
 
     def take(self, num_bytes: int) -> Tensor:
         """Return a uint8 tensor of this length with undefined content."""
-        import torch
-
         if not self._free:
             self._free.append(torch.empty(self._num_bytes, dtype=torch.uint8, device=self._device))
         return self._free.pop()[:num_bytes]
 
     def give_back(self, flat: Tensor) -> None:
         """Return a tensor of `take` for reuse."""
-        import torch
-
         whole = torch.empty(0, dtype=torch.uint8, device=flat.device)
         self._free.append(whole.set_(flat.untyped_storage()))
 
 
 def wait_for_device(flat: Tensor) -> None:
     """Return when the device has done what this thread asked of it: another thread's stream may then read `flat`."""
-    import torch
-
     if flat.is_cuda:
         torch.cuda.current_stream(flat.device).synchronize()
 
@@ -78,8 +70,6 @@ def pack(
 
 def device_of(backend: str) -> str:
     """Return the device of buckets. Over ipc it is the device of the servers' weights."""
-    import torch
-
     return "cuda" if backend == "nccl" or (backend == "ipc" and torch.cuda.is_available()) else "cpu"
 
 

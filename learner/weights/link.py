@@ -8,8 +8,6 @@ Example: faults = await ask_all(servers, "prepare", lambda server: server.prepar
          # {"sluice-rollout-1": Fault("sluice-rollout-1 answered no ping for 8 s while it was to prepare")}
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
@@ -76,7 +74,6 @@ async def ask_all(
 
 
 async def ask(server: ServerControls, verb: str, call: Call, limits: Limits) -> Fault | None:
-    """Call one server and return its fault, if any."""
     work, silence = asyncio.ensure_future(call(server)), asyncio.ensure_future(_silence(server, limits.silence_s))
     timeout_s = None if limits.deadline_s == float("inf") else limits.deadline_s
     try:

@@ -22,8 +22,6 @@ Over gloo a server generates until state 4. Without a second copy of the weights
 A server with a fault gets no leases. It joins again in the background, and no push waits for that.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging
@@ -32,7 +30,9 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
+
+from torch import Tensor
 
 from learner.weights.card import CardRendezvous, OwnCard
 from learner.weights.feed import BucketMemory, Feed, Feeds, device_of, pack
@@ -43,14 +43,12 @@ from protocol.weights.digest import WeightDigest
 from protocol.weights.group import Store, open_store
 from protocol.weights.wire import Bucket, bucket_num_bytes, update_message
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 Judge = Callable[[str, list[float]], str | None]
 """(server name, its logprobs of the probe) -> the reason to reject them; None: accepted."""
 DeviceTurn = Literal["sleep", "wake"]
 
 T = TypeVar("T")
+_Push = tuple[asyncio.Task[float | None], Feed]
 _log = logging.getLogger(__name__)
 _NOT_JOINED = Fault("it has not joined the weight group", is_own=False)
 _LATE = Fault("it joined while this push was under way, and receives the next one", is_own=False)
@@ -72,7 +70,6 @@ class PushReport:
     failed: dict[str, str]  # server name -> reason of its failure
 
     def times(self) -> dict[str, float]:
-        """Return the times of the push as metrics."""
         return {
             "time/push_s": self.push_s,
             "time/push_wait_s": self.wait_s,
@@ -363,9 +360,6 @@ class WeightPusher:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-_Push = tuple[asyncio.Task[float | None], Feed]
 
 
 async def _ready_names(links: Sequence[WeightLink], pushes: Sequence[_Push]) -> list[str]:

@@ -1,7 +1,5 @@
 """Rendezvous of the learner and the servers of a broadcast group: over gloo, NCCL, or on one machine."""
 
-from __future__ import annotations
-
 import itertools
 import secrets
 from typing import Any, Protocol

@@ -56,7 +56,6 @@ class Figure:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser("sluice replay", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="folder of the run, such as runs/NAME")
     parser.add_argument("step", type=int, metavar="STEP", help="number of a kept step")
