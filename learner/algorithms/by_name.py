@@ -5,6 +5,7 @@ A user's own is FILE.py:name.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +27,9 @@ from learner.algorithms.losses.reinforce import reinforce_loss
 from learner.algorithms.own_algorithm import check_result_shape, load_own
 from protocol.errors import SettingsError
 from protocol.settings.learner import RECIPES, LearnerSettings
+from protocol.settings.policy import CriticSettings
+from protocol.settings.section import Section
+from protocol.settings.settings import Settings
 
 ADVANTAGES: dict[str, Advantage] = {
     "grpo": Advantage(of_groups=grpo_advantages),
@@ -78,6 +82,13 @@ def algorithm_of(settings: LearnerSettings) -> Algorithm:
     advantage = _advantage(name := settings.advantage or recipe["advantage"])
     if settings.equal_groups == "skip" and name not in ADVANTAGES:
         _check_equal_groups(name, advantage, settings.whiten)
+    if advantage.of_groups is not None:
+        _check_unread("learner", settings, ("gamma", "gae_lambda"), f"learner.advantage = {name} is of whole answers")
+    elif (settings.loss or recipe["loss"]) == "gspo":
+        raise SettingsError(
+            f"settings: learner.loss = gspo clips whole answers, and learner.advantage = {name} gives each token its "
+            "own. Use learner.loss = ppo, or an advantage of groups."
+        )
     correction = _correction(settings.correction or recipe["correction"])
     low, high = settings.correction_low, settings.correction_high
     return Algorithm(
@@ -90,6 +101,25 @@ def algorithm_of(settings: LearnerSettings) -> Algorithm:
         gamma=settings.gamma,
         lam=settings.gae_lambda,
     )
+
+
+def has_critic(settings: Settings) -> bool:
+    """Return whether the algorithm has a critic.
+
+    Raises: SettingsError for settings of a critic beside a user's own advantage that has none.
+    """
+    has = algorithm_of(settings.learner).advantage.needs_critic
+    if not has:
+        reason = f"learner.advantage = {settings.learner.advantage} has no critic (Advantage(.., needs_critic=True))"
+        _check_unread("critic", settings.critic, CriticSettings.model_fields, reason)
+    return has
+
+
+def _check_unread(section: str, settings: Section, names: Iterable[str], reason: str) -> None:
+    """Raise SettingsError for a changed setting. The settings' own check does not know a user's own algorithm."""
+    for name in names:
+        if (value := getattr(settings, name)) != type(settings).model_fields[name].default:
+            raise SettingsError(f"settings: {section}.{name} = {value} has no effect: {reason}. Remove it.")
 
 
 def _advantage(name: str) -> Advantage:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import BaseModel
 
 from protocol.settings.learner import ADVANTAGES_OF_GROUPS, ADVANTAGES_OF_TOKENS, KINDS, LOSSES, bundle_of
+from protocol.settings.paths import environment_file
+from protocol.settings.rollout import BUNDLED_ENVIRONMENTS
 
 if TYPE_CHECKING:
     from protocol.settings.settings import Settings
@@ -35,6 +37,18 @@ def _scale_matters(settings: "Settings") -> bool:
     has_other_term = rewards.clip is not None or rewards.overlong_buffer_tokens or rewards.truncated == "penalise"
     is_kl_in_reward = kl.coefficient and kl.place == "reward"
     return settings.learner.advantage != "grpo" or bool(has_other_term or is_kl_in_reward)
+
+
+def _is_own_class(settings: "Settings") -> bool:
+    """Return whether the environment is a user's class, which may use any tool."""
+    name = settings.rollout.environment
+    return name not in BUNDLED_ENVIRONMENTS and environment_file(name) is None
+
+
+def _may_search(settings: "Settings") -> bool:
+    name, is_tool = settings.rollout.environment, "search" in settings.tools.names
+    is_reported = name == "single_turn"  # by `describe_surprises`
+    return name == "search" or (name == "tools" and is_tool) or _is_own_class(settings) or is_reported
 
 
 # Settings of prompts, generation, rewards and their losses. Sizes of answers may stay in a file that RL uses too.
@@ -186,12 +200,17 @@ _USES = (
         "rollout.environment has no tools of verl. Set it to verl_tools:FILE.yaml, or remove the reward.",
     ),
     _Use(
-        lambda settings: settings.rollout.environment not in ("single_turn", "search", "agents"),
+        lambda settings: settings.rollout.environment == "tools" or _is_own_class(settings),
         ("tools.http", "tools.mcp"),
         "rollout.environment calls no such tool. Set it to tools, or remove them.",
     ),
     _Use(
-        lambda settings: settings.rollout.environment not in ("single_turn", "search", "tools"),
+        _may_search,
+        ("retriever.url",),
+        "rollout.environment does not search. Set it to search, add search to tools.names, or remove the URL.",
+    ),
+    _Use(
+        lambda settings: settings.rollout.environment.partition(":")[0] in ("agents", "agent"),
         ("agents",),
         "rollout.environment plays no agents. Set it, such as to agents, or remove this setting.",
     ),

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from learner.algorithms.advantages.advantage import Advantage
-from learner.algorithms.by_name import Algorithm, algorithm_of
+from learner.algorithms.by_name import Algorithm, algorithm_of, has_critic
 from learner.algorithms.losses.policy_loss import PolicyLoss
 from learner.algorithms.own_algorithm import load_own
 from protocol.errors import SettingsError
 from protocol.settings.learner import LearnerSettings
+from protocol.settings.settings import Settings
 
 OWN = """
 import torch
@@ -111,6 +112,32 @@ def test_advantage_of_distances_may_skip_groups_of_equal_rewards(own: str) -> No
     with Path(own).open("a", encoding="utf-8") as file:
         file.write("\ndef centred(rewards, lengths):\n    return rewards - rewards.mean(dim=1, keepdim=True)\n")
     algorithm_of(LearnerSettings(advantage=f"{own}:centred", equal_groups="skip"))
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "changed", "reason"),
+    [
+        ("doubled", "learner", {"gamma": 0.9}, "is of whole answers"),
+        ("of_tokens", "critic", {"warmup_steps": 10}, "has no critic (Advantage(.., needs_critic=True))"),
+    ],
+)
+def test_setting_that_an_advantage_of_ones_own_does_not_read_is_refused(
+    own: str, name: str, section: str, changed: dict[str, float], reason: str
+) -> None:
+    given = {"learner": {"advantage": f"{own}:{name}"}}
+    assert not has_critic(Settings.model_validate(given))
+    with pytest.raises(SettingsError) as refused:
+        has_critic(Settings.model_validate({**given, section: {**given.get(section, {}), **changed}}))
+    ((setting, value),) = changed.items()
+    assert str(refused.value) == (
+        f"settings: {section}.{setting} = {value} has no effect: learner.advantage = {own}:{name} {reason}. Remove it."
+    )
+
+
+def test_loss_of_whole_answers_refuses_an_advantage_of_ones_own_for_tokens(own: str) -> None:
+    algorithm_of(LearnerSettings(advantage=f"{own}:doubled", loss="gspo"))
+    with pytest.raises(SettingsError, match=r"gspo clips whole answers, and learner.advantage = .*:of_tokens gives"):
+        algorithm_of(LearnerSettings(advantage=f"{own}:of_tokens", loss="gspo"))
 
 
 def test_functions_of_a_file_share_its_variables(own: str) -> None:
