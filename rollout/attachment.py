@@ -20,8 +20,17 @@ from rollout.session.session import Neighbours, RolloutSession
 class KeptOutbox(NamedTuple):
     """Finished results of a run, for a later start of the same run."""
 
-    run_id: str  # run that the results were made for
+    made_for: RunSpec  # start of a run
     outbox: Outbox  # results that were not trained yet
+
+    def is_usable_by(self, spec: RunSpec) -> bool:
+        """Return whether a start is the same one or a later one of the same run.
+
+        A run of that name in another folder counts its starts from 1 again.
+        """
+        before = self.made_for
+        is_later = before.incarnation < spec.incarnation or before.coordinator_address == spec.coordinator_address
+        return before.run_id == spec.run_id and is_later
 
 
 @dataclass
@@ -48,7 +57,7 @@ class Attachment:
         if isinstance(self.player, AgentPlayer):
             await self.player.close()
         await self.services.close()
-        return KeptOutbox(self.session.spec.run_id, self.session.outbox)
+        return KeptOutbox(self.session.spec, self.session.outbox)
 
     def describe(self) -> dict[str, Any]:
         """Return `run` of `RolloutServer.describe`. ended: reason when the session ended by itself."""
@@ -103,7 +112,7 @@ async def begin_attachment(
     else:
         player = EpisodePlayer(engine, gate, made_by, services.resources, rewards, spec.rollout, server, spec.sampling)
     channel = AsyncDealerChannel(spec.coordinator_address, server, node.keys.peer, node.keys.coordinator.public)
-    outbox = finished.outbox if finished is not None and finished.run_id == spec.run_id else Outbox()
+    outbox = finished.outbox if finished is not None and finished.is_usable_by(spec) else Outbox()
     session = RolloutSession(server, spec, channel, player, engine, neighbours, outbox, gate=gate)
     task = asyncio.create_task(session.run(), name=f"session {spec.run_id}")
     return Attachment(session, task, channel, services, player)

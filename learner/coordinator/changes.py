@@ -63,7 +63,11 @@ def begin_start(
     # Servers may still hold results that the scorers' earlier code has scored: those are not trained either. Scorers
     # count without their addresses: a cluster that was started again may have others.
     made_by = sampled_by(settings, services, sets, list(served.values()))
-    earlier = ledger.begin_rewards(source, made_by, from_step, incarnation)
+    code |= {scorer: digest for scorer, digest in served.items() if digest is not None}
+    edited = ledger.begin_code({**code, **services})
+    unused = {f"The scorer behind {endpoint.url}" for endpoint in settings.rewards.endpoints if not endpoint.weight}
+    rescored = (served.keys() - unused).intersection(edited)
+    earlier = ledger.begin_rewards(source, made_by, from_step, incarnation, is_edited=bool(rescored))
     since, changed = ledger.begin_sets(sets, from_step)
     notices = []
     if earlier is not None:
@@ -75,16 +79,18 @@ def begin_start(
         notices.append(f"The held-out set {name} has {other} from step {from_step} on: earlier scores do not count.")
     for scorer in (scorer for scorer, digest in served.items() if digest is None):
         notices.append(f"{scorer} did not answer GET /health within {_HEALTH_S:g} s: whether it changed is not known.")
-    code |= {scorer: digest for scorer, digest in served.items() if digest is not None}
-    code |= services
-    for path in ledger.begin_code(code):
-        notices.append(f"{path} has changed since the last start: steps from {from_step} on use it as it is now.")
+    notices += [_notice_edited(path, from_step, decides_scores=path in rescored) for path in edited]
     for notice in notices:
         _log.warning("%s", notice)
     metrics = {f"eval/{name}/since": step for name, step in since.items()}
     if step := int(ledger.meta(REWARDS_SINCE_STEP) or 0):
         metrics["eval/rewards_since"] = step
     return StartChanges(metrics, tuple(notices))
+
+
+def _notice_edited(path: str, from_step: int, *, decides_scores: bool) -> str:
+    again = " Held-out scores, the best checkpoint and the curriculum start again." if decides_scores else ""
+    return f"{path} has changed since the last start: steps from {from_step} on use it as it is now.{again}"
 
 
 def answers_origin(settings: Settings, num_samples: int, model: Path, services: Mapping[str, str]) -> Origin:

@@ -22,7 +22,7 @@ from protocol.wire.trajectory import TrajectoryFacts
 HELD_LINE = "held_line"
 # Beginning of the reason of a group that was skipped with its step.
 NOT_APPLIED = "step not applied: "
-# In `meta`: the first step, and the first start, that the current reward endpoints score; absent: all.
+# In `meta`: the first step, and the first start, that the current reward endpoints and code score; absent: all.
 REWARDS_SINCE_STEP, REWARDS_SINCE_START = "rewards_since_step", "rewards_since_start"
 
 
@@ -100,15 +100,13 @@ class Ledger:
         Example: a run at version 23 resumed from a checkpoint of version 20. Its versions 21 to 23 are other weights
         now, so the earlier start's tokens of those versions must not be trained. If the run then goes back to a
         checkpoint of the earlier start, the second start is not in the ledger: it shares what its parent had then.
+        Starts without a checkpoint share nothing: the first weights may be others now.
         """
         starts, left_at = self._all_starts(), list[int]()
-        while (
-            incarnation
-            and not self._db.execute("SELECT 1 FROM incarnations WHERE number = ?", (incarnation,)).fetchone()
-        ):
-            if (start := starts.get(incarnation)) is None:
+        while not self._db.execute("SELECT 1 FROM incarnations WHERE number = ?", (incarnation,)).fetchone():
+            incarnation, version = starts.get(incarnation, (0, 0))
+            if not incarnation:
                 return None
-            incarnation, version = start
             left_at.append(version)
         row = self._db.execute("SELECT MIN(policy_version) FROM incarnations WHERE number > ?", (incarnation,))
         version = row.fetchone()[0]
@@ -124,19 +122,23 @@ class Ledger:
         for name, value in terms.items():
             self._change("INSERT OR REPLACE INTO terms VALUES (?, ?, ?)", (from_step, name, value))
 
-    def begin_rewards(self, source: str, sampled_by: str, from_step: int, incarnation: int) -> str | None:
+    def begin_rewards(
+        self, source: str, sampled_by: str, from_step: int, incarnation: int, *, is_edited: bool = False
+    ) -> str | None:
         """Record what decides the reward from this start on; returns the earlier source if it was another one.
 
         source: `RewardsSettings.reward_source`. sampled_by: hash of what decides a sample. from_step: the first step of
-        this start.
+        this start. is_edited: the code of the same source is another one.
         """
         self._note_made_by(source, sampled_by, incarnation)
         earlier = self.meta("reward_source")
         self.set_meta("reward_source", source)
-        if earlier in (None, source):
+        if earlier is None or (earlier == source and not is_edited):
             return None
         self.set_meta(REWARDS_SINCE_STEP, str(from_step))
         self.set_meta(REWARDS_SINCE_START, str(incarnation))
+        if earlier == source:
+            return None
         self.add_event("rewards", f"{earlier} became {source}")
         return earlier
 

@@ -148,6 +148,17 @@ async def test_another_run_is_given_nothing(stage: Stage) -> None:
     assert (described["run"]["run_id"], described["run"]["num_kept"]) == ("other", 0)
 
 
+async def test_run_of_that_name_in_another_folder_is_given_nothing(stage: Stage) -> None:
+    await stage.server.attach(stage.run())
+    await push(stage.server, 1)
+    await stage.coordinator.welcome()
+    stage.coordinator.lease("e0-a")
+    await stage.coordinator.next(m.TrajectoryDone)
+    again = await stage.server.attach(stage.run())
+    other = await stage.server.attach(stage.run(coordinator_address="tcp://127.0.0.1:1"))
+    assert (again["run"]["num_kept"], other["run"]["num_kept"]) == (1, 0)
+
+
 async def test_detach_stops_samples_and_keeps_the_engine(stage: Stage) -> None:
     await stage.server.attach(stage.run())
     await push(stage.server, 1)

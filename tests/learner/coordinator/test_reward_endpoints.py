@@ -200,7 +200,23 @@ def test_sample_of_a_start_that_the_restored_ledger_does_not_know_is_not_trained
     script = Script(tmp_path, settings_of(**scored_by(EM)))
     script.demand()
     assert script.send_trajectory("s1", late).outcome == "unknown"
-    assert script.rows("SELECT reason FROM waste") == [("endpoints",)]
+    assert script.rows("SELECT reason FROM waste") == [("lineage" if is_from_step_0 else "endpoints",)]
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_scores_of_a_scorers_earlier_code_are_not_compared(tmp_path: Path, weight: float) -> None:
+    scorer: Any = SimpleNamespace(digest="before")
+    sections = {"eval": {"every_steps": 1, "num_prompts": 1, "samples": 1}, "data": {"eval": "held_out.jsonl"}}
+    with serving(RewardService(scorer, "f.py").app()) as address:
+        settings = settings_of(**sections, **scored_by({"name": "f", "url": f"{address}/f", "weight": weight}))
+        Script(tmp_path, settings, num_held_out=1).ledger.close()
+        scorer.digest = "after"
+        script = Script(tmp_path, settings, num_held_out=1)
+    for lease in script.demand(num_groups=1):
+        script.finish("s1", lease)
+    script.advance()
+    assert script.metrics()[0].get("eval/rewards_since") == (1 if weight else None)
+    assert script.coordinator.status().notices[0].endswith("curriculum start again.") is bool(weight)
 
 
 def test_evaluation_after_the_change_says_since_when_its_endpoints_score(tmp_path: Path) -> None:

@@ -146,6 +146,15 @@ def test_start_that_a_restored_ledger_does_not_know_shares_what_its_parent_had_t
     assert rows(path, "SELECT number, policy_version FROM incarnations") == [(1, 0), (4, 30)]
 
 
+def test_start_without_a_checkpoint_shares_nothing_with_the_one_before(path: Path) -> None:
+    with closing(Ledger(path)) as ledger:
+        ledger.begin_incarnation(0)
+    path.unlink()  # a start without a checkpoint sets it aside
+    with closing(Ledger(path)) as ledger:
+        assert ledger.begin_incarnation(0) == 2
+        assert ledger.last_shared_version(1) is None
+
+
 def test_recall_returns_failures_by_sample_in_order(path: Path) -> None:
     ledger = Ledger(path)
     lease_all(ledger, "out", "trained")
