@@ -152,6 +152,13 @@ def _check_model(folder: Path, setting: str, name: str) -> None:
         raise SettingsError(f"settings: {setting} = {name}: its config.json is not JSON: {error}.") from None
     if not isinstance(config, dict):
         raise SettingsError(f"settings: {setting} = {name}: its config.json is not a JSON object.")
+    of_text = config.get("text_config")
+    if any(part.get("quantization_config") for part in (config, of_text) if isinstance(part, dict)):
+        # transformers computes it with scales that neither training nor a push has.
+        raise SettingsError(
+            f"settings: {setting} = {name} holds quantised weights (quantization_config in its config.json). Give the "
+            "model in bfloat16 or float32."
+        )
     weights = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHT_SUFFIXES)
     if not weights:
         raise SettingsError(f"settings: {setting} = {name} holds no weights (*.safetensors). Give a complete model.")

@@ -29,9 +29,9 @@ _DIFFERENCES = {
     "with, and they would be its reference. Put weights, policy.warm_start and its file back, or name the folder that "
     "holds the first weights in reference.model",
     "reference_shape": "config.json or code in the folder of reference.model is not what the run's earlier steps had: "
-    "with the same weights it is another model. Put it back",
+    "with the same weights it is another model. Put it back (policy.model's, if reference.model is empty)",
     "critic_shape": "config.json or code in the folder of critic.model is not what the run's earlier steps had: with "
-    "the same weights it is another model. Put it back",
+    "the same weights it is another model. Put it back (policy.model's, if critic.model is empty)",
 }
 
 

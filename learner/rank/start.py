@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from learner.algorithms.by_name import algorithm_of
+from learner.algorithms.by_name import has_critic
 from learner.checkpoint.manifest import Checkpoint
 from learner.checkpoint.sealed_files import Report, no_report
 from learner.disk.model_folder import find_named_model, shape_digest, weights_digest
@@ -188,8 +188,8 @@ def _origin(
 
 
 def _shapes(settings: Settings, folders: Mapping[str, Path], roles: Sequence[str]) -> dict[str, str]:
-    """Return the configurations of the roles with a folder of their own, which a resume must share too."""
-    own = {role: folders[f"{role}.model"] for role in roles if f"{role}.model" in folders}
+    """Return the configurations of the roles, which a resume must share too. Without a folder: the policy's."""
+    own = {role: folders.get(f"{role}.model", folders["policy.model"]) for role in roles}
     with_code = settings.policy.trust_remote_code
     return {f"{role}_shape": shape_digest(folder, with_code=with_code) for role, folder in own.items()}
 
@@ -205,7 +205,7 @@ def _first_policy(settings: Settings, model: Path, checkpoint: Checkpoint | None
 
 
 def _critic(settings: Settings, model: Path, vocab_size: int, report: Report) -> CriticEngine | None:
-    if not algorithm_of(settings.learner).advantage.needs_critic:
+    if not has_critic(settings):
         return None
     report("loading the critic")
     of_critic = critic_settings(settings, model)

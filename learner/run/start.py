@@ -19,6 +19,7 @@ from learner.disk.run_folder import (
     LEDGER,
     LOCK,
     LOGS,
+    MODELS,
     RECORDS,
     SEARCH_INDEX,
     SETTINGS,
@@ -255,9 +256,10 @@ def _go_back_to(checkpoint: Checkpoint, folder: Path) -> None:
     for name in RECORDS:
         _cut_back(folder / name, checkpoint.step if _is_of(folder, checkpoint) else -1)
         failpoint("run_folder.record_cut")
-    searched = checkpoint.path.parents[1] / SEARCH_INDEX
-    if searched.exists() and not (folder / SEARCH_INDEX).exists():
-        copy_synced(searched, folder / SEARCH_INDEX)
+    for name in (SEARCH_INDEX, MODELS):
+        earlier = checkpoint.path.parents[1] / name
+        if earlier.exists() and not (folder / name).exists():
+            copy_synced(earlier, folder / name)
     if checkpoint.run_id == folder.name and (checkpoint.path / WANDB_ID).exists() and not (folder / WANDB_ID).exists():
         copy_synced(checkpoint.path / WANDB_ID, folder / WANDB_ID)
 

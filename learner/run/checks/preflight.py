@@ -90,6 +90,7 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
     train = read_train_prompts(settings, model, start, judged) if has_prompts else None
     held_out = check_held_out(settings, model, train.index if train is not None else None)
     settings = resolve_rows(settings, model, max(held_out.longest, train.longest if train is not None else 0))
+    check_other_positions(settings)
     check_disk(start.folder, settings, read_sizes(settings, model))
     of_epochs = (notice_small_epoch(settings, len(train.index)), notice_mixture(settings, train)) if train else ()
     data_notices = (train and train.notice, *of_epochs, *held_out.notices, demonstrations)
@@ -217,6 +218,21 @@ def check_other_models(settings: Settings) -> None:
     for setting, name in (("critic.model", settings.critic.model), ("reference.model", settings.reference.model)):
         if name:
             find_named_model(setting, name)
+
+
+def check_other_positions(settings: Settings) -> None:
+    """Raise SettingsError when a critic or reference has fewer positions than a text may have tokens.
+
+    Rotary positions have no end: such a model would compute values that it never learnt.
+    """
+    given = settings.rollout.max_context_tokens
+    for setting, name in (("critic.model", settings.critic.model), ("reference.model", settings.reference.model)):
+        most = read_max_positions(find_named_model(setting, name)) if name else None
+        if most is not None and given > most:
+            raise SettingsError(
+                f"settings: {setting} = {name} has {most} positions, and a text may have {given} tokens "
+                "(rollout.max_context_tokens, or the longest row). Lower that, or use a model with more positions."
+            )
 
 
 def check_positions(model: Path, settings: Settings) -> None:

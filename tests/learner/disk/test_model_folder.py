@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from learner.disk.model_folder import is_readable, read_max_positions, read_vocab_size
+from learner.disk.model_folder import find_named_model, is_readable, read_max_positions, read_vocab_size
 from protocol.errors import SettingsError
 
 
@@ -59,6 +59,23 @@ def test_longest_text_is_read_from_the_models_configuration(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_max_positions(tmp_path) == positions
+
+
+@pytest.mark.parametrize("config", [{"quantization_config": {"quant_method": "fp8"}},
+                                     {"text_config": {"quantization_config": {"bits": 4}}}])  # fmt: skip
+@pytest.mark.parametrize("setting", ["policy.model", "reference.model"])
+def test_quantised_model_is_refused(tmp_path: Path, setting: str, config: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for name in ("model.safetensors", "tokenizer.json"):
+        save_file({}, tmp_path / name)
+    with pytest.raises(SettingsError) as refused:
+        find_named_model(setting, str(tmp_path))
+    assert str(refused.value) == (
+        f"settings: {setting} = {tmp_path} holds quantised weights (quantization_config in its config.json). Give the "
+        "model in bfloat16 or float32."
+    )
+    (tmp_path / "config.json").write_text('{"quantization_config": null}')
+    find_named_model(setting, str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "model-2.safetensors"])

@@ -53,6 +53,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"advantage": "gae", "critic": {"model": "other"}},
         {"advantage": "gae", "critic": {"model": "other form"}},
     ),
+    "critic of another form than the policy's": (
+        {"advantage": "gae"},
+        {"advantage": "gae", "critic": {"model": "other form"}},
+    ),
+    "critic of the policy's form": ({"advantage": "gae", "critic": {"model": "other"}}, {"advantage": "gae"}),
 }
 
 

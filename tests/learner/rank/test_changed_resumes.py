@@ -49,6 +49,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("other named reference", "the checkpoint holds the reference of a run with empty. Set it back"),
         ("other form of the reference", "config.json or code in the folder of reference.model is not what the run's"),
         ("other form of the critic", "config.json or code in the folder of critic.model is not what the run's earlier"),
+        ("critic of another form than the policy's", "Put it back (policy.model's, if critic.model is empty)"),
     ],
 )
 def test_resume_with_other_models_is_refused(found: dict[str, Any], case: str, problem: str) -> None:
@@ -63,6 +64,7 @@ def test_resume_with_other_models_is_refused(found: dict[str, Any], case: str, p
         "same base as the reference",
         "reference of the first policy",
         "reference of the first warm start",
+        "critic of the policy's form",
     ],
 )
 def test_resume_with_the_same_models_is_not_refused(found: dict[str, Any], case: str) -> None:

@@ -245,6 +245,15 @@ def test_wandb_page_comes_back_with_the_checkpoint_of_the_same_run(tmp_path: Pat
     assert not (tmp_path / "new" / "another-run" / "wandb_run_id").exists()
 
 
+@pytest.mark.parametrize("name", ["models.json", "search_index"])
+def test_run_that_continues_another_knows_what_that_one_began_with(tmp_path: Path, name: str) -> None:
+    checkpoint = save(tmp_path / "runs" / "b", 4).path
+    (tmp_path / "runs" / "b" / name).write_text("digest")
+    for _ in range(2):
+        start(tmp_path / "runs" / "c", str(checkpoint))
+        assert (tmp_path / "runs" / "c" / name).read_text() == "digest"
+
+
 def test_accounts_without_a_checkpoint_are_set_aside_with_the_log_that_belongs_to_them(tmp_path: Path) -> None:
     (tmp_path / "runs" / "a").mkdir(parents=True)
     writer = Ledger(tmp_path / "runs" / "a" / "ledger.sqlite")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import save_file
 
 from learner.checkpoint.manifest import Checkpoint
 from learner.data.prompt_reading import read_prompts
@@ -13,6 +14,7 @@ from learner.ledger.ledger import Ledger, terms_of
 from learner.run.checks.preflight import (
     check_engine_args,
     check_logit_bias,
+    check_other_positions,
     check_same_batch,
     check_same_files,
     check_same_objective,
@@ -70,6 +72,22 @@ def test_mixture_says_how_many_rows_it_takes_of_each_entry_and_how_often(tmp_pat
     )
     plain = Settings.model_validate(given | {"data": {"train": [entry["path"] for entry in entries]}})
     assert notice_mixture(plain, train) is None
+
+
+@pytest.mark.parametrize("section", ["critic", "reference"])
+def test_other_model_with_fewer_positions_than_a_text_is_refused(tmp_path: Path, section: str) -> None:
+    model = model_of(tmp_path, max_position_embeddings=1024)
+    for name in ("model.safetensors", "tokenizer.json"):
+        save_file({}, model / name)
+    algorithm = {"recipe": "ppo"} if section == "critic" else {}
+    given = {section: {"model": str(model)}, "kl": {"coefficient": 0.1}, "learner": algorithm}
+    check_other_positions(Settings.model_validate({**given, "rollout": {"max_context_tokens": 1024}}))
+    with pytest.raises(SettingsError) as refused:
+        check_other_positions(Settings.model_validate({**given, "rollout": {"max_context_tokens": 1025}}))
+    assert str(refused.value) == (
+        f"settings: {section}.model = {model} has 1024 positions, and a text may have 1025 tokens "
+        "(rollout.max_context_tokens, or the longest row). Lower that, or use a model with more positions."
+    )
 
 
 def test_any_bias_passes_where_the_model_does_not_tell_its_tokens(tmp_path: Path) -> None:
