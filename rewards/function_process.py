@@ -57,6 +57,9 @@ def load_scorer(reference: str, number: int = 1, reads: str = "auto", label_name
     if first.greeting["reads_prompts"]:
         what = "one user message with the rendered prompt" if decided == "messages" else "the rendered prompt"
         print(f"rewards: {reference} gets {what} as each of its prompts, not the row's messages.", file=sys.stderr)
+    if first.greeting["reads_calls"]:
+        given = "a completion here is one message with the texts of the conversation, without tool_calls"
+        print(f"rewards: {reference} looks for calls or replies of tools, and {given}.", file=sys.stderr)
     if first.greeting["is_async"]:
         return ServedScorer(UserFunction(reference, decided, label_name).score, first.greeting["digest"])
     # Processes that start later refuse edited code: one service never scores by two versions.
@@ -95,6 +98,7 @@ def main(reference: str, reads: str, label_name: str, digest: str = "") -> None:
         greeting: dict[str, Any] = {"is_async": function.is_async, "takes_batch": function.takes_batch,
                                     "reads": function.reads,
                                     "may_read_sequence": function.may_read_sequence,
+                                    "reads_calls": function.reads_calls,
                                     "reads_prompts": function.reads_prompts,
                                     "compares_samples": not digest and function.compares_samples(),
                                     "digest": function.digest}  # fmt: skip

@@ -82,6 +82,15 @@ def names_turn(function: Callable[..., Any]) -> bool:
     return False
 
 
+def reads_calls(function: Callable[..., Any]) -> bool:
+    """Return whether a TRL function names calls or replies of tools, which the one message of a completion lacks."""
+    with contextlib.suppress(OSError, TypeError):  # no source
+        source = inspect.getsource(inspect.unwrap(function))
+        names = ("tool_calls", '"tool"', "'tool'")
+        return "completions" in inspect.signature(function).parameters and any(name in source for name in names)
+    return False
+
+
 @dataclass
 class _Tried:
     """The rewards of known answers as text, or as messages."""

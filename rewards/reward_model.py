@@ -19,12 +19,15 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from protocol.errors import OperatorError
+from protocol.http.bodies import FOREIGN_MARKS
 from protocol.http.dynamic_batcher import DynamicBatcher
 from protocol.value_heads import HEAD_NAMES, WRAPPERS, find_head, is_constant, is_head, is_language_head, read_scale
 from rewards.sample import Sample, Score, Scorer
 
 # Samples that are read from the queue at a time, then batched by length.
 _QUEUE_BATCH = 256
+# Marks of chat templates in a rendered prompt.
+_MARKS = re.compile(r"<[|\uff5c][^|\uff5c<>]{1,64}[|\uff5c]>|<start_of_turn>|\[INST\]")
 # Relative difference of equal rewards by dtype.
 _ROUNDING = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
 
@@ -54,6 +57,7 @@ class RewardModel:
         self._max_tokens = min(options.max_tokens, _num_positions(self._model) or options.max_tokens)
         pad = self._tokenizer.pad_token_id
         self._pad = pad if pad is not None else 0  # masked, so any token works
+        self._vocabulary = self._tokenizer.get_vocab()
         self._batch_tokens = options.batch_tokens
         if self._is_encoder:
             self.score(["a " * 2 * self._max_tokens])  # the longest text, before the first request
@@ -70,6 +74,10 @@ class RewardModel:
             for index, value in zip(batch, self._forward([rows[i] for i in batch]), strict=True):
                 rewards[index] = (value - self._mean) / self._std
         return rewards
+
+    def has_foreign_marks(self, prompt: str) -> bool:
+        """Return whether this model reads marks of a chat template as plain text, because its own has others."""
+        return any(mark not in self._vocabulary for mark in _MARKS.findall(prompt))
 
     def _cut(self, ids: list[int]) -> list[int]:
         """Return the last tokens; of an encoder's text also the first, because its head reads that token."""
@@ -112,7 +120,12 @@ def make_model_scorer(options: ModelOptions) -> Scorer:
     batcher: DynamicBatcher[str, float] = DynamicBatcher(model.score, _QUEUE_BATCH, "reward-model")
 
     async def score(samples: Sequence[Sample]) -> list[Score]:
-        return [Score(reward) for reward in await batcher.run([sample.query for sample in samples])]
+        rewards = await batcher.run([sample.query for sample in samples])
+        are_foreign = [model.has_foreign_marks(sample.prompt) for sample in samples]
+        return [
+            Score(reward, logs={FOREIGN_MARKS: 1.0} if is_foreign else {})
+            for reward, is_foreign in zip(rewards, are_foreign, strict=True)
+        ]
 
     return score
 

@@ -18,10 +18,10 @@ from protocol.contained_tasks import contain_tasks, is_own_cancellation
 from protocol.errors import OperatorError
 from protocol.http.bodies import BodyError
 from protocol.one_line import place_of
-from protocol.settings.paths import describe_shadowed
+from protocol.settings.paths import describe_shadowed, user_files
 from protocol.waits import all_of
 from rewards.calling import as_async, form_of
-from rewards.known_answers import compares_samples, names_turn, reads_messages, reads_sequence
+from rewards.known_answers import compares_samples, names_turn, reads_calls, reads_messages, reads_sequence
 from rewards.sample import Sample, Score, ScorerFailure
 
 _NAMES = ("reward_func", "compute_score", "score")
@@ -42,6 +42,7 @@ class UserFunction:
         Raises: OperatorError if the file cannot be loaded, or the function is missing or has an unknown form.
         """
         module, self._function = _find(reference)
+        self._files = _files_of(module)  # before a first call, which may import more in one process than in another
         name = getattr(self._function, "__name__", type(self._function).__name__)
         if form_of(self._function, reads) is None:
             raise OperatorError(
@@ -53,6 +54,7 @@ class UserFunction:
         _check_options(self._function, f"rewards: {reference}: {name}", reads, label_name)
         self.reads = _what_it_reads(self._function, reference) if reads == "auto" else reads
         self.may_read_sequence = reads == "auto" and self.reads == "response" and names_turn(self._function)
+        self.reads_calls = reads_calls(self._function)
         self.reads_prompts = {"prompts", "completions"} <= set(inspect.signature(self._function).parameters)
         form = form_of(self._function, self.reads, label_name)
         assert form is not None
@@ -61,7 +63,6 @@ class UserFunction:
         self.is_async = any(inspect.iscoroutinefunction(each) for each in called)
         self.takes_batch = self._form.takes_batch
         self._logged: set[tuple[str, str]] = set()
-        self._files = _files_of(module)
         self.digest = _digest(self._files)
         self._edits = _edits(self._files)
 
@@ -111,12 +112,13 @@ def _check_options(function: Callable[..., Any], where: str, reads: str, label_n
 
 
 def _files_of(module: ModuleType) -> list[Path]:
-    """Return the module's file, and the loaded modules in its folder."""
+    """Return the module's file, the loaded modules in its folder, and all files of the user that it may import."""
     if (file := module.__file__) is None:
         return []
     loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     folder = Path(file).resolve().parent  # of imports too, where the file's path has a link
-    return sorted({path for each in loaded if each and (path := Path(each).resolve()).parent == folder})
+    beside = {path for each in loaded if each and (path := Path(each).resolve()).parent == folder}
+    return sorted(beside | {path.resolve() for path in user_files("", f"{file}:")})
 
 
 def _digest(files: Sequence[Path]) -> str:

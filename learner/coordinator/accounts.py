@@ -8,11 +8,12 @@ from typing import TypedDict
 import msgspec
 
 from learner.ledger.ledger import Ledger
+from protocol.http.bodies import FOREIGN_MARKS
 from protocol.wire import messages as m
 
 _NUM_NAMED_AT_FIRST, _NUM_NAMED_LATER = 2, 16
 _NUM_FATAL = 32
-_AGENT_NOTICES = {  # by the log that calls for it
+_NOTICES = {  # by the end of the log that calls for it
     "environment/changed_turns": (
         "An agent sent a turn of the policy back in other words, as smolagents does, behind another system message or "
         "with other tools: turns before the change are not trained. The curve environment/changed_turns counts them."
@@ -20,6 +21,11 @@ _AGENT_NOTICES = {  # by the log that calls for it
     "environment/dropped_conversations": (
         "An agent had several conversations in a sample, as DSPy does, which begins one for each turn: only one is "
         "trained (agents.trained_conversation). The curve environment/dropped_conversations counts the others."
+    ),
+    f"/{FOREIGN_MARKS}": (
+        "A reward model reads marks of the policy's chat template as plain text: its own template is another one, and "
+        "its rewards may mean little. Use one of the policy's family, or a function that writes its template "
+        "(docs/do/rewards.md)."
     ),
 }
 
@@ -39,11 +45,12 @@ class FailureStreaks:
         self._num_raised: Counter[tuple[str, str]] = Counter()  # (boundary, place) -> failures in a row
         self._named: set[str] = set()
 
-    def note_agent(self, logs: Mapping[str, float]) -> None:
-        """Record why turns of an agent's sample are not trained; the operator reads each reason once."""
-        for log, notice in _AGENT_NOTICES.items():
-            if logs.get(log) and notice not in self.notices:
-                self.notices.append(notice)
+    def note_logs(self, logs: Mapping[str, float]) -> None:
+        """Record what an accepted sample's logs report; the operator reads each notice once."""
+        for log in (log for log, value in logs.items() if value):
+            for end, notice in _NOTICES.items():
+                if log.endswith(end) and notice not in self.notices:
+                    self.notices.append(notice)
 
     def add(self, boundary: str, detail: str, place: str, num_accepted: int) -> None:
         """Record a failed sample.

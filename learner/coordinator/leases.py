@@ -143,7 +143,7 @@ class Leases:
             self._ignore(server, facts, "duplicate", "duplicate")
             return
         self._num_accepted += 1
-        self._streaks.note_agent(facts.reward_logs)
+        self._streaks.note_logs(facts.reward_logs)
         self._mailbox.acknowledge(server, facts.group, facts.sample_index, "accepted")
         if group.state is GroupState.READY and group.attempt == 1:
             self._overdue.observe(now - group.leased_at)

@@ -74,6 +74,18 @@ async def test_samples_of_several_requests_get_their_own_rewards(folder: Path) -
         assert [score.reward for score in scores] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "is_foreign"),
+    [("Say <search> or | or <|>", False), ("<eos>plain", False), ("<|im_start|>user\nHi", True), ("[INST] Hi", True)],
+)
+async def test_prompt_in_another_template_than_the_models_is_marked(
+    folder: Path, prompt: str, is_foreign: bool
+) -> None:
+    scorer = make_model_scorer(ModelOptions(str(folder), device="cpu"))
+    (score,) = await scorer([make_sample(f"{prompt} answer", prompt, None)])
+    assert score.logs == ({"foreign_marks": 1.0} if is_foreign else {})
+
+
 def test_long_text_is_read_from_its_end(folder: Path) -> None:
     model = RewardModel(ModelOptions(str(folder), device="cpu"))
     ending = "z" * 63

@@ -1,10 +1,11 @@
-"""Users' files of reward functions that cannot be used: each is refused in one sentence when it is loaded."""
+"""Users' files of reward functions that cannot be used, or not wholly: a sentence says so when they are loaded."""
 
 from pathlib import Path
 
 import pytest
 
 from protocol.errors import OperatorError
+from rewards.function_process import load_scorer
 from rewards.user_function import UserFunction
 
 
@@ -52,3 +53,13 @@ def test_load_says_what_is_wrong_with_a_file(tmp_path: Path, text: str, message:
 def test_load_says_when_there_is_no_file() -> None:
     with pytest.raises(OperatorError, match=r"--function /nowhere/r.py is not a Python file"):
         UserFunction("/nowhere/r.py:score")
+
+
+@pytest.mark.parametrize(("name", "is_named"), [("tool_calls", True), ("content", False)])
+def test_function_that_looks_for_calls_of_tools_is_named(
+    tmp_path: Path, name: str, is_named: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "reward.py"
+    path.write_text(f"def score(completions): return [float('{name}' in each[0]) for each in completions]\n")
+    load_scorer(str(path), reads="messages")
+    assert ("looks for calls or replies of tools, and a completion here is" in capfd.readouterr().err) is is_named

@@ -290,6 +290,22 @@ async def test_service_never_scores_by_edited_code(tmp_path: Path, capfd: pytest
         await scorer(SAMPLES)
 
 
+async def test_service_knows_the_files_that_a_function_imports_from_other_folders_and_late(tmp_path: Path) -> None:
+    (tmp_path / "graders").mkdir()
+    source = (
+        "def compute_score(solution_str, ground_truth):\n    import time, late\n    from graders.words import VALUE\n"
+        "    time.sleep(0.3)\n    return VALUE\n"
+    )
+    digests = []
+    for value in (1.0, 22.0):
+        (tmp_path / "late.py").write_text("")
+        (tmp_path / "graders" / "words.py").write_text(f"VALUE = {value}\n")
+        scorer = await asyncio.to_thread(load_scorer, write(tmp_path, source), 2)
+        assert await scorer(SAMPLES) == [Score(value)] * 2  # in two processes
+        digests.append(scorer.digest)
+    assert len(set(digests)) == 2
+
+
 async def test_own_score_gets_a_sample(tmp_path: Path) -> None:
     path = write(
         tmp_path,

@@ -146,15 +146,15 @@ def test_operator_hears_once_of_a_neighbour_that_fails_every_sample(tmp_path: Pa
 @pytest.mark.parametrize(
     ("log", "begins"),
     [
-        ("changed_turns", "An agent sent a turn of the policy back in other words"),
-        ("dropped_conversations", "An agent had several conversations in a sample"),
+        ("environment/changed_turns", "An agent sent a turn of the policy back in other words"),
+        ("environment/dropped_conversations", "An agent had several conversations in a sample"),
+        ("rm/foreign_marks", "A reward model reads marks of the policy's chat template as plain text"),
     ],
 )
-def test_operator_hears_once_of_an_agent_whose_turns_are_not_all_trained(tmp_path: Path, log: str, begins: str) -> None:
+def test_operator_hears_once_of_a_log_that_spoils_samples(tmp_path: Path, log: str, begins: str) -> None:
     script = Script(tmp_path, SETTINGS)
     (lease,) = script.demand("s1", num_groups=1)
     for index in lease.sample_indices[:2]:
-        logs = {f"environment/{log}": 1.0}
-        assert script.deliver("s1", lease, index, reward_logs=logs).outcome == "accepted"
+        assert script.deliver("s1", lease, index, reward_logs={log: 1.0}).outcome == "accepted"
     (notice,) = script.coordinator.status().notices
     assert notice.startswith(begins)
