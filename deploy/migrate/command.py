@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +115,11 @@ def merge_adapter(adapter: Path, output: Path) -> str:
         raise SettingsError(f"migrate: {output} exists. Give --output a new folder.")
     try:
         base = str(json.loads((adapter / CONFIG).read_bytes())["base_model_name_or_path"] or "")
-        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), str(adapter))
-        read: Any = set_peft_model_state_dict(model, load_peft_weights(str(adapter), device="cpu"))
+        whole = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+        tensors = load_peft_weights(str(adapter), "cpu")
+        _fit_embeddings(whole, tensors)
+        model = PeftModel.from_pretrained(whole, str(adapter))
+        read: Any = set_peft_model_state_dict(model, tensors)
         has_tokenizer = any(path.name.startswith("tokenizer") for path in adapter.iterdir())
         tokenizer = AutoTokenizer.from_pretrained(str(adapter) if has_tokenizer else base)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -137,6 +140,22 @@ def merge_adapter(adapter: Path, output: Path) -> str:
     tokenizer.save_pretrained(partial)
     os.replace(partial, output)
     return base
+
+
+def _fit_embeddings(model: Any, tensors: Mapping[str, Any]) -> None:
+    """Give embedding and head the rows that an adapter has, and weights of their own where it changes one of the two.
+
+    Tied, the merged change of one would be the other's, too.
+    """
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    names = [f"base_model.model.{name}." for name, module in model.named_modules() if module in (embedding, head)]
+    changed = {name: tensor for name, tensor in tensors.items() if name.startswith(tuple(names))}
+    rows = {len(tensor) for name, tensor in changed.items() if name.endswith(".weight") and ".lora_" not in name}
+    if rows - {len(embedding.weight)}:
+        model.resize_token_embeddings(max(rows), mean_resizing=False)
+    if any(".lora_" in name for name in changed) and head.weight is embedding.weight:
+        head.weight = type(head.weight)(head.weight.detach().clone())
+        model.config.tie_word_embeddings = False
 
 
 def check(draft: Draft) -> str:

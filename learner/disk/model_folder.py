@@ -61,6 +61,7 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin")
+_OTHER_SENSES = ("vision_config", "audio_config")
 _ONE_FILE = "model.safetensors"
 
 
@@ -158,6 +159,11 @@ def _check_model(folder: Path, setting: str, name: str) -> None:
         raise SettingsError(
             f"settings: {setting} = {name} holds quantised weights (quantization_config in its config.json). Give the "
             "model in bfloat16 or float32."
+        )
+    if other := next((part for part in _OTHER_SENSES if config.get(part)), None):
+        raise SettingsError(
+            f"settings: {setting} = {name} reads more than text ({other} in its config.json), and text alone is "
+            "trained. Give its language model in a folder of its own (docs/look_up/models.md#models-with-pictures)."
         )
     weights = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHT_SUFFIXES)
     if not weights:

@@ -1,7 +1,7 @@
 """Adapters that PEFT writes for TRL and verl, merged into their base by `sluice migrate`, give the adapter's model."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("base") / "model", tied=False)
 
 
-def _adapted(base: Path) -> Any:
+def _adapted(base: Path, target_modules: Sequence[str] = ("q_proj", "down_proj")) -> Any:
     """Return PEFT's model on the base, with adapters that change it."""
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+    config = LoraConfig(r=4, lora_alpha=16, target_modules=list(target_modules), task_type="CAUSAL_LM")
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
     generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
-        if "lora_B" in name:
+        if "lora_B" in name or "lora_embedding_A" in name:
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
     return model.eval()
 
@@ -73,6 +73,34 @@ def test_merged_folder_is_the_adapters_model(base: Path, tmp_path: Path, save: A
     torch.testing.assert_close(found, _logits(model), rtol=0, atol=1e-4)
     assert (found - _logits(AutoModelForCausalLM.from_pretrained(base).eval())).abs().max() > 0.1
     assert AutoTokenizer.from_pretrained(folder)("12")["input_ids"] == byte_tokenizer()("12")["input_ids"]
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings", "ignore:Setting `save_embedding_layers` to `True`")
+@pytest.mark.parametrize("targets", [["q_proj", "embed_tokens"], ["lm_head"]])
+def test_adapter_on_one_end_of_a_tied_model_leaves_the_other_end_as_it_is(tmp_path: Path, targets: list[str]) -> None:
+    tied = make_tiny_model(tmp_path / "tied", tied=True)
+    model = _adapted(tied, target_modules=targets)
+    _save_as_trl(model, tmp_path / "adapter")
+    assert run_verb(["migrate", str(tmp_path / "adapter"), "--output", str(tmp_path / "whole")]) == 0
+    found = _logits(AutoModelForCausalLM.from_pretrained(tmp_path / "whole").eval())
+    torch.testing.assert_close(found, _logits(model), rtol=0, atol=1e-4)
+    assert (found - _logits(AutoModelForCausalLM.from_pretrained(tied).eval())).abs().max() > 0.1
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`")
+@pytest.mark.parametrize("tied", [True, False])
+def test_adapter_with_added_tokens_has_them_in_the_merged_folder(tmp_path: Path, tied: bool) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    folder = make_tiny_model(tmp_path / "base", tied=tied)
+    larger = AutoModelForCausalLM.from_pretrained(folder)
+    larger.resize_token_embeddings(280, mean_resizing=False)
+    model: Any = get_peft_model(larger, LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")).eval()
+    _save_as_trl(model, tmp_path / "adapter")
+    assert run_verb(["migrate", str(tmp_path / "adapter"), "--output", str(tmp_path / "whole")]) == 0
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "whole").eval()
+    assert merged.config.vocab_size == 280
+    torch.testing.assert_close(_logits(merged), _logits(model), rtol=0, atol=1e-4)
 
 
 def test_adapter_without_its_base_is_refused(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
