@@ -80,15 +80,8 @@ def algorithm_of(settings: LearnerSettings) -> Algorithm:
     """
     recipe = RECIPES[settings.recipe]["learner"]
     advantage = _advantage(name := settings.advantage or recipe["advantage"])
-    if settings.equal_groups == "skip" and name not in ADVANTAGES:
-        _check_equal_groups(name, advantage, settings.whiten)
-    if advantage.of_groups is not None:
-        _check_unread("learner", settings, ("gamma", "gae_lambda"), f"learner.advantage = {name} is of whole answers")
-    elif (settings.loss or recipe["loss"]) == "gspo":
-        raise SettingsError(
-            f"settings: learner.loss = gspo clips whole answers, and learner.advantage = {name} gives each token its "
-            "own. Use learner.loss = ppo, or an advantage of groups."
-        )
+    if name not in ADVANTAGES:
+        _check_own_advantage(settings, name, advantage, settings.loss or recipe["loss"])
     correction = _correction(settings.correction or recipe["correction"])
     low, high = settings.correction_low, settings.correction_high
     return Algorithm(
@@ -109,10 +102,23 @@ def has_critic(settings: Settings) -> bool:
     Raises: SettingsError for settings of a critic beside a user's own advantage that has none.
     """
     has = algorithm_of(settings.learner).advantage.needs_critic
-    if not has:
+    if not has and settings.learner.advantage not in ADVANTAGES:
         reason = f"learner.advantage = {settings.learner.advantage} has no critic (Advantage(.., needs_critic=True))"
         _check_unread("critic", settings.critic, CriticSettings.model_fields, reason)
     return has
+
+
+def _check_own_advantage(settings: LearnerSettings, name: str, advantage: Advantage, loss: str) -> None:
+    """Raise SettingsError for settings that do not go with a user's own advantage; those of a name know it."""
+    if settings.equal_groups == "skip":
+        _check_equal_groups(name, advantage, settings.whiten)
+    if advantage.of_groups is not None:
+        _check_unread("learner", settings, ("gamma", "gae_lambda"), f"learner.advantage = {name} is of whole answers")
+    elif loss == "gspo":
+        raise SettingsError(
+            f"settings: learner.loss = gspo clips whole answers, and learner.advantage = {name} gives each token its "
+            "own. Use learner.loss = ppo, or an advantage of groups."
+        )
 
 
 def _check_unread(section: str, settings: Section, names: Iterable[str], reason: str) -> None:
