@@ -29,6 +29,7 @@ from rollout.environments.base import Resources, Step, Task, Turn
 
 class Game:
     stop = ("</move>",)
+    gives_reward = True
 
     def __init__(self, resources: Resources) -> None:
         self.moves = 0
@@ -102,11 +103,10 @@ async def test_example_of_the_guide_is_played(tmp_path: Path) -> None:
     (tmp_path / "my_env.py").write_text(GUIDE_EXAMPLE)
     engine = ScriptedEngine(lambda context: "e4</move>" if "again" in context else "d4</move>")
     with scripted_server() as server:
-        server.script("reward", Answer({"rewards": [0.5]}))
         trajectory = await _played(server, f"{tmp_path / 'my_env.py'}:Game", engine)
     assert _text(trajectory) == "2+2=d4</move>Try again: e4</move>"
     assert trajectory.loss_mask.tolist() == [0] * 5 + [1] * 9 + [0] * 11 + [1] * 9
-    assert trajectory.facts.reward_parts == {"bundled": 0.5, "environment": 1.0}
+    assert trajectory.facts.reward_parts == {"environment": 1.0}
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
