@@ -119,7 +119,8 @@ def test_nothing_of_a_stopped_run_is_left_running(stopped: Stopped, cluster: Flo
 
 def test_groups_in_flight_when_the_run_was_stopped_are_not_trained(stopped: Stopped) -> None:
     assert stopped.left.trained == each_trained_once(stopped.left.last_step)
-    assert stopped.left.rows("SELECT COUNT(*) FROM prompts WHERE state = 'assigned'") == [(0,)]
+    begun = {step for (step,) in stopped.left.rows("SELECT step FROM prompts WHERE state = 'assigned'")}
+    assert begun <= {stopped.left.last_step + 1}  # a part of the next step may have begun: it is taken again
 
 
 # -- it resumes with one more server ----------------------------------------------------------------------------------
