@@ -203,6 +203,13 @@ RULES = [
     # A line that waits for an evaluation is missing rightly.
     Rule(
         "metrics",
+        "no line tells of step 0, whose evaluation the ledger has",
+        "SELECT 1 WHERE :first = 1 AND :held != 0 AND NOT EXISTS (SELECT 1 FROM lines WHERE line_step = 0) "
+        "AND EXISTS (SELECT 1 FROM trajectories WHERE kind = 'eval' AND \"group\" GLOB 'eval-0-*')",
+        METRICS,
+    ),
+    Rule(
+        "metrics",
         "no line tells of {missing}, which the ledger accounts for",
         "SELECT IIF(newest = :last - 1, PRINTF('step %d', :last), PRINTF('steps %d to %d', newest + 1, :last)) "
         "AS missing FROM (SELECT COALESCE(MAX(line_step), :first - 1) AS newest FROM line_facts) "
@@ -301,9 +308,9 @@ def note_metrics(run: AuditedRun, steps: Steps) -> list[str]:
 
 
 def held_step(run: AuditedRun) -> int:
-    """Return the step of the line that waits for an evaluation, 0 without one."""
+    """Return the step of the line that waits for an evaluation, -1 without one."""
     line = parse_metrics_line(run.meta(HELD_LINE) or "")
-    return 0 if line is None else int(line["step"])
+    return -1 if line is None else int(line["step"])
 
 
 def first_line_step(run: AuditedRun) -> int:

@@ -102,12 +102,19 @@ def test_audit_notes_metrics_that_begin_with_a_start_from_another_folder(run: Pa
     assert lines_of(run, "metrics") == ["metrics.jsonl, step 2: line 1 follows step 0"]
 
 
-def test_line_of_the_first_evaluation_is_there_once(run: Path) -> None:
+def test_line_of_the_first_evaluation_is_there_once(run: Path, good: Good) -> None:
     text = (run / "metrics.jsonl").read_text(encoding="utf-8")
+    held_out = "UPDATE trajectories SET \"group\" = 'eval-0-a', kind = 'eval' WHERE \"group\" = '{10}'"
+    break_ledger(run / "ledger.sqlite", good[1], held_out)
+    assert lines_of(run, "metrics") == ["metrics.jsonl: no line tells of step 0, whose evaluation the ledger has"]
     (run / "metrics.jsonl").write_text('{"step": 0}\n' + text, encoding="utf-8")
     assert audit_run_folder(run).holds
     (run / "metrics.jsonl").write_text('{"step": 0}\n' * 2 + text, encoding="utf-8")
     assert lines_of(run, "metrics") == ["metrics.jsonl, step 0: line 2 follows step 0"]
+    waits = "INSERT INTO meta VALUES ('held_line', '{{\"step\": 0, \"policy_version\": 0}}')"
+    break_ledger(run / "ledger.sqlite", good[1], waits)
+    (run / "metrics.jsonl").write_text(text, encoding="utf-8")
+    assert audit_run_folder(run).holds
 
 
 @pytest.mark.parametrize(
