@@ -144,7 +144,9 @@ def find_files(entries: Sequence[DataEntry]) -> list[RowFile]:
     seen: dict[Path, str] = {}
     names: Counter[str] = Counter()
     for number, entry in enumerate(entries):
-        for path, name in _files_of(entry.path):
+        files = list(_files_of(entry.path))
+        _check_forms(entry.path, [path for path, _ in files])
+        for path, name in files:
             if (first := seen.get(path.resolve())) is not None:
                 raise SettingsError(f"data: {path} is named twice, by {first} and by {entry.path}. Leave one out.")
             seen[path.resolve()] = entry.path
@@ -163,7 +165,7 @@ def _files_of(given: str) -> Iterator[tuple[Path, str]]:
         return
     path = Path(given)
     if path.is_dir():
-        inside = sorted(each for each in path.iterdir() if each.suffix.lower() in _SUFFIXES)
+        inside = sorted(each for each in path.iterdir() if _has_rows(each))
         if not inside:
             raise SettingsError(f"data: the folder {given} has no *.jsonl and no *.parquet. Name the files.")
     elif not path.exists() and glob.has_magic(given):
@@ -175,6 +177,24 @@ def _files_of(given: str) -> Iterator[tuple[Path, str]]:
     for file in inside:
         _check(file)
         yield file, file.name
+
+
+def _has_rows(file: Path) -> bool:
+    """Return whether a file of a folder belongs to its data set: so does a packed one that is not unpacked beside."""
+    unpacked = file.with_suffix("")
+    is_packed_alone = file.suffix.lower() in _PACKED and not unpacked.exists()
+    return (unpacked if is_packed_alone else file).suffix.lower() in _SUFFIXES
+
+
+def _check_forms(given: str, files: Sequence[Path]) -> None:
+    """Raise SettingsError for two files that differ in their suffix alone: both forms of one file double its rows."""
+    of_stem: dict[Path, Path] = {}
+    for file in files:
+        if (first := of_stem.setdefault(file.with_suffix(""), file)) != file:
+            raise SettingsError(
+                f"data: {given} has {first.name} and {file.name}, which may be the same rows in two forms. Remove one, "
+                "or name the files to read."
+            )
 
 
 def _check(file: Path) -> None:

@@ -44,6 +44,8 @@ _MOVED = _OLD.replace(
     """verifiers.rubrics.rubric.Rubric").error("Error calling reward function f: 'judge'")""",
     """verifiers.legacy.rubrics.rubric.MathRubric").warning("Math verification failed: a process")""",
 )
+# As in verifiers 0.1, when no process of the mathematical rubric had an answer for two minutes.
+_SLOW = _MOVED.replace("legacy.", "").replace("failed: a process", "hit hard timeout after 120s.")
 _CLIENTS = """
 class Client:
     async def close(self):
@@ -107,6 +109,7 @@ def load_environment(config):
 _UNSCORED = {
     "old": ["Error calling reward function f: 'judge'", "KeyError('the environment')", "no model"],
     "moved": ["Math verification failed: a process", "KeyError('the environment')", "no model"],
+    "slow": ["Math verification hit hard timeout", "KeyError('the environment')", "no model"],
     "new": ["not scored (scoring_timeout): {'f': None}", "not scored (agent_completed): {}", "(finalize_timeout)"],
 }
 
@@ -115,7 +118,7 @@ def _set_up(folder: Path, interface: str) -> Path:
     """Write a stand-in for verifiers and the page's server; return the server."""
     package = folder / "verifiers"
     package.mkdir()
-    (package / "__init__.py").write_text(_MOVED if interface == "moved" else _OLD)
+    (package / "__init__.py").write_text({"moved": _MOVED, "slow": _SLOW}.get(interface, _OLD))
     (package / "types.py").write_text("from types import SimpleNamespace as ClientConfig\n")
     (package / "clients.py").write_text(_CLIENTS)
     (package / "v1.py").write_text(_NEW)
@@ -125,7 +128,7 @@ def _set_up(folder: Path, interface: str) -> Path:
     return server
 
 
-@pytest.mark.parametrize("interface", ["old", "moved", "new"])
+@pytest.mark.parametrize("interface", ["old", "moved", "slow", "new"])
 async def test_sample_that_its_task_set_did_not_score_gets_no_reward(interface: str, tmp_path: Path) -> None:
     server, port = _set_up(tmp_path, interface), free_port()
     command = [sys.executable, str(server), "mine", str(port)]

@@ -303,7 +303,7 @@ class CurrentStep:
         self._ledger.set_meta("policy_version", str(message.policy_version))
 
     def _metrics(self, batch: StepBatch, data: DataMetrics, message: m.StepEnd) -> dict[str, float]:
-        of_batch = data.of_step(batch.policy_version, self._settings.rewards.combine)
+        of_batch = data.of_step(batch.policy_version, self._settings.rewards)
         if self._settings.is_of_rows:  # nothing was generated or scored
             of_batch = {name: each for name, each in of_batch.items() if name.startswith(("data/", "length/mean"))}
         if message.is_applied:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from learner.coordinator.groups.group import Group
 from learner.data.packing import plan_groups
 from protocol.settings.learner import MIN_SHARED_TOKENS, LearnerSettings
+from protocol.settings.rewards import RewardsSettings
 from protocol.wire.messages import MAX_GROUPS, Batch, MiniBatch
 from protocol.wire.trajectory import Trajectory, TrajectoryFacts, encode_facts, join_arrays
 
@@ -81,11 +82,11 @@ class StepBatch:
         """Whether no trajectory is in the loss."""
         return not any(_indices(plan) for plan in self.plans)
 
-    def metrics(self, combine: str = "sum") -> dict[str, float]:
-        """Return the metrics of the data: rewards, staleness, lengths. combine: rewards.combine."""
+    def metrics(self, rewards: RewardsSettings) -> dict[str, float]:
+        """Return the metrics of the data: rewards, staleness, lengths."""
         data = DataMetrics()
         data.add(self.trajectories, self.groups)
-        return data.of_step(self.policy_version, combine)
+        return data.of_step(self.policy_version, rewards)
 
 
 class DataMetrics:
@@ -120,8 +121,8 @@ class DataMetrics:
                 for name, value in row.items():
                     columns.setdefault(name, []).append(value)
 
-    def of_step(self, policy_version: int, combine: str) -> dict[str, float]:
-        """Return the metrics of all groups. policy_version: of the step. combine: rewards.combine."""
+    def of_step(self, policy_version: int, settings: RewardsSettings) -> dict[str, float]:
+        """Return the metrics of all groups. policy_version: of the step."""
         num_samples = len(self._rewards)
         rewards, model_tokens = np.array(self._rewards), np.array(self._model_tokens)
         staleness = policy_version - np.array(self._oldest_versions)
@@ -140,9 +141,10 @@ class DataMetrics:
         if self._num_groups:
             metrics["reward/equal_group_share"] = self._num_equal / self._num_groups
         # A missing part of the environment, of a sum or of a mean is 0. With shard a trajectory has one endpoint's
-        # part, and the others were not measured.
+        # part, and the others were not measured. Nor was a part of weight 0 in a sample from before it was added.
+        unused = {endpoint.name for endpoint in settings.endpoints if not endpoint.weight}
         for name, parts in sorted(self._parts.items()):
-            is_added = name == _ENVIRONMENT or combine in ("sum", "mean")
+            is_added = name == _ENVIRONMENT or (settings.combine in ("sum", "mean") and name not in unused)
             metrics[f"reward/part/{name}"] = sum(parts) / (num_samples if is_added else len(parts))
         if self._scores:
             metrics["reward/score"] = float(np.mean(self._scores))

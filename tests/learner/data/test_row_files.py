@@ -45,7 +45,7 @@ def test_files_of_a_list_are_one_data_set_in_their_order(tmp_path: Path) -> None
 
 
 def test_pattern_and_folder_stand_for_their_files_by_name(tmp_path: Path) -> None:
-    for name in ("rows/2.jsonl", "rows/1.jsonl", "rows/notes.txt", "more/3.jsonl"):
+    for name in ("rows/2.jsonl", "rows/1.jsonl", "rows/1.jsonl.gz", "rows/notes.txt", "more/3.jsonl"):
         jsonl(tmp_path / name, name)
     assert names(str(tmp_path / "rows")) == ["1.jsonl", "2.jsonl"]
     assert names(str(tmp_path / "*" / "*.jsonl")) == ["3.jsonl", "1.jsonl", "2.jsonl"]
@@ -100,6 +100,9 @@ def test_index_is_read_anew_for_other_settings(tmp_path: Path) -> None:
         (["{}/none*.jsonl"], "data: no file is called like {}/none*.jsonl. Change the pattern, or name the files."),
         (["{}/empty"], "data: the folder {}/empty has no *.jsonl and no *.parquet. Name the files."),
         (["{}/a.jsonl", "{}/*.jsonl"], "data: {}/a.jsonl is named twice, by {}/a.jsonl and by {}/*.jsonl."),
+        (["{}/both"], "data: {}/both has rows.jsonl and rows.parquet, which may be the same rows in two forms. Remove"),
+        (["{}/both/*"], "data: {}/both/* has rows.jsonl and rows.parquet, which may be the same rows in two forms. Re"),
+        (["{}/packed"], "data: {}/packed/b.jsonl.gz is packed, and rows are read one by one in any order. Unpack it"),
         (["{}/a.jsonl.gz"], "data: {}/a.jsonl.gz is packed, and rows are read one by one in any order. Unpack it"),
         (["hf:a b"], "data: hf:a b is not a name on the Hugging Face hub. Write hf:OWNER/NAME[/CONFIG]"),
     ],
@@ -108,6 +111,8 @@ def test_what_is_not_there_is_said(tmp_path: Path, given: list[str], says: str) 
     (tmp_path / "empty").mkdir()
     jsonl(tmp_path / "a.jsonl", "a")
     (tmp_path / "a.jsonl.gz").write_bytes(b"")
+    for name in ("both/rows.jsonl", "both/rows.parquet", "packed/a.jsonl", "packed/b.jsonl.gz"):
+        jsonl(tmp_path / name, "a")
     at = str(tmp_path)
     assert refusal(*(one.replace("{}", at) for one in given)).startswith(says.replace("{}", at))
 
