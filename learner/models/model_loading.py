@@ -24,6 +24,8 @@ from protocol.value_heads import WRAPPERS, is_constant, is_head
 
 # Words in a configuration's names of dropout and of a router's noise.
 _RANDOM = ("drop", "jitter")
+# Endings of a router's fixed bias in transformers' models. vLLM keeps it in float32.
+_ROUTER_BIASES = ("e_score_correction_bias", "expert_bias")
 
 
 def load_model(settings: PolicySettings) -> Any:
@@ -69,6 +71,7 @@ def build_model(auto_class: Any, settings: PolicySettings) -> Any:
         with no_init_weights():
             model = auto_class.from_config(config, **form)
         model.tie_weights()
+    _make_constants_buffers(model)
     if dist.is_initialized():
         _take_form_of_first(model)
         share([buffer for _, buffer in model.named_buffers()])
@@ -76,24 +79,55 @@ def build_model(auto_class: Any, settings: PolicySettings) -> Any:
 
 
 def _read(auto_class: Any, settings: PolicySettings, config: Any, form: dict[str, Any]) -> Any:
-    """Return the model with the folder's weights. Raises: OperatorError when the folder lacks some."""
+    """Return the model with the folder's weights. Raises: OperatorError when some are missing or of another shape."""
     wrapped = {f"^{prefix}": "" for prefix in WRAPPERS}
+    with torch.device("meta"):
+        described = auto_class.from_config(config, **form)
+    _keep_router_biases(type(described))
     model, report = auto_class.from_pretrained(
-        settings.model_dir, config=config, key_mapping=wrapped, output_loading_info=True, **form
+        settings.model_dir,
+        config=config,
+        key_mapping=wrapped,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused below, by name
+        **form,
     )
+    where = f"The weights of the {settings.role} in {settings.model_dir}"
+    if others := sorted((name, tuple(found), tuple(expected)) for name, found, expected in report["mismatched_keys"]):
+        name, found, expected = others[0]
+        raise OperatorError(
+            f"{where} have another shape than config.json says in {len(others)} tensors, such as {name}: {found} in "
+            f"the folder, expected {expected}. Correct config.json, or use a complete model folder."
+        )
     if missing := sorted(report["missing_keys"]):
         raise OperatorError(
-            f"The weights of the {settings.role} in {settings.model_dir} lack {len(missing)} tensors of a "
-            f"{config.model_type} model, such as {missing[0]}. Use a complete model folder."
+            f"{where} lack {len(missing)} tensors of a {config.model_type} model, such as {missing[0]}. "
+            "Use a complete model folder."
         )
     model.unused_tensors = tuple(report["unexpected_keys"])
     # transformers makes every parameter that it reads a trained one, such as the bias of some routers.
-    with torch.device("meta"):
-        described = auto_class.from_config(config, **form)
     for name, parameter in described.named_parameters():
         if not parameter.requires_grad:
             model.get_parameter(name).requires_grad_(False)
     return model
+
+
+def _keep_router_biases(kind: Any) -> None:
+    """Make transformers read router biases of this class in float32; some classes round them to the model's type.
+
+    Biases of experts are close together: rounded to bfloat16, they send tokens to other experts than vLLM does.
+    """
+    kind._keep_in_fp32_modules_strict = {*(kind._keep_in_fp32_modules_strict or ()), *_ROUTER_BIASES}
+
+
+def _make_constants_buffers(model: Any) -> None:
+    """Make parameters without a gradient, such as the bias of some routers, buffers: only parameters are cast."""
+    for name, parameter in list(model.named_parameters()):
+        if not parameter.requires_grad:
+            path, _, last = name.rpartition(".")
+            owner = model.get_submodule(path)
+            delattr(owner, last)
+            owner.register_buffer(last, parameter.detach())
 
 
 def _check_whole(model: Any, settings: PolicySettings) -> None:

@@ -263,7 +263,8 @@ class LearnerSettings(AlgorithmSettings):
     min_lr_ratio: Fraction = Field(0.1, description="Last learning rate over the peak.")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW betas.")
     weight_decay: NonNegativeFloat = Field(
-        0.0, description="AdamW weight decay of all weights, also of norms and biases."
+        0.0,
+        description="AdamW weight decay of all weights, also of norms, biases and experts that no token used.",
     )
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm.")
     micro_batch_tokens: CountAboveZero = Field(

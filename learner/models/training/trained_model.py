@@ -102,6 +102,8 @@ class TrainedModel:
             # Broadcasts a parameter from rank 0 and keeps this rank's part, one after the other. In the other stages
             # `initialize` broadcasts them.
             self._deepspeed.zero.Init(module=model, config_dict_or_path=config)
+            for buffer in model.buffers():  # `Init` moves parameters alone
+                buffer.data = buffer.data.to(own_device())
         self._engine, *_ = self._deepspeed.initialize(
             model=model,
             model_parameters=parameters or None,

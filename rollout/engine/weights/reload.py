@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -72,7 +73,7 @@ class Reload:
         finalize_layerwise_reload(self._model, self._model_config)
 
     def finish(self) -> None:
-        """Raises: ValueError naming parameters that the push lacked, or tensors that the model has no parameter for."""
+        """Raises: ValueError naming parameters that the push lacked, or tensors that the model computes without."""
         finalize_layerwise_reload(self._model, self._model_config)
         _pack_heads(self._model)
         if missing := self._required - self._loaded:
@@ -82,6 +83,7 @@ class Reload:
                 f"vLLM's model has no parameter for {sorted(skipped)[:3]} and would compute without it. "
                 "Use a model whose config does without it"
             )
+        _check_routers(self._model)
 
     def _load_others(self, tensors: list[tuple[str, Tensor]]) -> None:
         """Load tensors by name. Those of a kind come alone until vLLM has taken one: its answer names no tensor."""
@@ -207,6 +209,22 @@ def drop_expert_kernels(model: Any) -> None:
         method = getattr(layer, "quant_method", None)
         if isinstance(method, UnquantizedFusedMoEMethod):
             method.moe_kernel = None
+
+
+def _check_routers(model: Any) -> None:
+    """Raise ValueError for a router whose bias vLLM ignores on CPUs: the tolerance of bfloat16 would hide it."""
+    for name, module in model.named_modules():
+        router = getattr(module, "router", None)
+        if (
+            isinstance(router, CPURouter)
+            and router.e_score_correction_bias is not None
+            and router.scoring_func == "softmax"
+            and not router.use_grouped_topk
+        ):
+            raise ValueError(
+                f"vLLM's model on a CPU computes {name} without the bias of its router, so it would choose other "
+                "experts than the learner. Use rollout servers with GPUs, or another model"
+            )
 
 
 def _pack_heads(model: Any) -> None:

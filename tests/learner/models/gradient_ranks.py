@@ -147,8 +147,14 @@ def train(folder: Path) -> dict[str, Any]:
         mixture = PolicyEngine(replace(settings(folder / "mixture", 0), **case))
         step(mixture, is_broken=True)
         step(mixture)
-        found[f"mixture, {name}"] = state_of(mixture)
+        found[f"mixture, {name}"] = state_of(mixture) | {"bias": bias_of_last_rank(mixture)}
     return found
+
+
+def bias_of_last_rank(mixture: PolicyEngine) -> Tensor:
+    (bias,) = (each.clone() for name, each in mixture._model.named_buffers() if name.endswith("correction_bias"))
+    dist.broadcast(bias, dist.get_world_size() - 1)
+    return bias
 
 
 def held_in_step(model: PolicyEngine | CriticEngine) -> int:

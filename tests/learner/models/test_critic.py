@@ -156,3 +156,10 @@ def test_folder_without_some_weights_is_refused(folder: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(OperatorError, match=r"lack 1 tensors of a qwen2 model, such as model\.norm\.weight\."):
         load_model(settings_of(folder))
+
+
+def test_folder_with_a_weight_of_another_shape_is_refused_by_name(folder: Path) -> None:
+    add(folder, {"model.norm.weight": torch.ones(HIDDEN + 1)})
+    found = rf"another shape .* 1 tensors, such as model\.norm\.weight: \({HIDDEN + 1},\) .*, expected \({HIDDEN},\)\."
+    with pytest.raises(OperatorError, match=found):
+        load_model(settings_of(folder))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM
 
 from learner.disk.model_folder import BYTES, read_model_size
@@ -50,7 +51,10 @@ def make_mixture(folder: Path) -> None:
         **{"initializer_range": 0.1, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0},
     )
     torch.manual_seed(0)
-    Ernie4_5_MoeForCausalLM(config).save_pretrained(folder)
+    model = Ernie4_5_MoeForCausalLM(config)
+    (bias,) = (each for each in model.parameters() if not each.requires_grad)
+    bias.normal_(std=0.01)
+    model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
 
 
@@ -135,6 +139,14 @@ def test_mixture_with_a_router_in_float32_and_a_fixed_bias_has_the_gradient_of_o
     """A bias that rank 0 alone trains ended the ranks, and ZeRO 3 refuses parameters of two types."""
     gradient = found["2"][f"mixture, {name}"]["exp_avg"]
     assert distance(gradient, found["1"]["mixture, zero 0"]["exp_avg"]) < most
+
+
+@pytest.mark.parametrize("name", ["zero 2", "zero 3, bfloat16"])
+def test_fixed_bias_of_a_router_is_the_folders_in_float32_on_each_rank(found: Found, folder: Path, name: str) -> None:
+    tensors = load_file(folder / "mixture" / "model.safetensors")
+    (expected,) = (tensor for name, tensor in tensors.items() if name.endswith("correction_bias"))
+    assert expected.any()
+    assert torch.equal(found["2"][f"mixture, {name}"]["bias"], expected)
 
 
 @in_every_world([*CASES, *LORA_CASES, *CRITIC_CASES])

@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from contextlib import closing
+from contextlib import closing, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -156,6 +156,18 @@ def test_only_a_cpu_drops_the_experts_kernel_before_a_push(is_cpu: bool, monkeyp
     experts.quant_method = method
     reload.drop_expert_kernels(nn.Sequential(experts))
     assert method.moe_kernel is (None if is_cpu else kernel)
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "softmax in groups", "softmax without a bias", "sigmoid in groups"])
+def test_push_to_a_mixture_whose_bias_vllm_ignores_on_cpus_is_refused(receiver: Any, scoring: str) -> None:
+    from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
+
+    function, _, form = scoring.partition(" ")
+    bias = None if form == "without a bias" else torch.zeros(4)
+    groups = {"use_grouped_topk": True, "num_expert_group": 1, "topk_group": 1} if form == "in groups" else {}
+    receiver.model.first.router = CPURouter(2, 4, scoring_func=function, e_score_correction_bias=bias, **groups)
+    with pytest.raises(ValueError, match=r"computes first without the bias") if not form else nullcontext():
+        receiver.load_received(_buckets(2.0, *NAMES))
 
 
 def test_a_worker_takes_its_shard_of_neighbouring_experts_in_one_call() -> None:

@@ -22,14 +22,24 @@ from tests.fakes.model_digest import digest_of_folder, digest_of_model
 from tests.fakes.planned_weights import bucket_views
 
 BUCKET_BYTES = 20_000
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_ERNIE = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "moe_layer_start_index": 1}
+# Routers with a fixed bias: a buffer or a parameter, which transformers reads in float32 or rounds.
+_BIASED: dict[str, dict[str, Any]] = {
+    "Glm4MoeConfig": ARCHITECTURES["Glm4MoeConfig"][0],
+    "MiniMaxM2Config": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Ernie4_5_MoeConfig": _ERNIE,
+    "AfmoeConfig": {**_MOE, "num_dense_layers": 1, "layer_types": ["full_attention", "full_attention"]},
+    "Lfm2MoeConfig": {**_MOE, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
+}
 
 
 def folder_of(name: str, folder: Path) -> Path:
     torch.manual_seed(0)
-    config = getattr(transformers, name)(**{**_BASE, **ARCHITECTURES[name][0]})
+    config = getattr(transformers, name)(**{**_BASE, **(_BIASED.get(name) or ARCHITECTURES[name][0])})
     made: Any = transformers.AutoModelForCausalLM.from_config(config).float()
-    for buffer in made.buffers():
-        buffer.data = torch.rand_like(buffer)
+    for constant in (*made.buffers(), *(each for each in made.parameters() if not each.requires_grad)):
+        constant.data = torch.rand_like(constant)
     made.save_pretrained(folder)
     return folder
 
@@ -69,22 +79,27 @@ def test_a_part_of_all_experts_is_one_copy_and_places_are_known_before_the_push(
     assert len(copies) == len(list(model.named_parameters())) + len(stacked) // 2  # gate and up are one in memory
 
 
+@pytest.mark.parametrize("architecture", _BIASED)
 def test_bias_of_a_router_stays_float32_in_pushes_files_and_digests_of_a_bfloat16_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
     """The learner computes with it in float32, and so does an engine: rounded, tokens would go to other experts."""
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "barrier", lambda: None)
-    source = folder_of("Glm4MoeConfig", tmp_path / "source")
+    source = folder_of(architecture, tmp_path / "source")
     model = load_model(replace(settings_of(source), dtype="bfloat16"))
+    for parameter in model.parameters():  # as a rank does: Ernie's router is read in float32
+        parameter.data = parameter.data.bfloat16()
     pushed, on_disk = pushed_weights(model, "bfloat16"), load_file(source / "model.safetensors")
     types = {meta.name: meta.dtype for bucket in pushed.plan for meta in bucket}
     found = {name: tensor.clone() for name, tensor in pushed.tensors(is_sender=True)}
-    biases = [name for name in types if name.endswith("e_score_correction_bias")]
+    biases = [name for name in types if name.endswith(("e_score_correction_bias", "expert_bias"))]
     assert biases
     assert all(torch.equal(found[name], on_disk[name]) for name in biases)
     assert {name for name, each in types.items() if each != "bfloat16"} == set(biases)
     export_model(tmp_path / "export", source, model, lambda tensors: nullcontext(), Tensor.numel)
+    exported = load_file(tmp_path / "export" / "model.safetensors")
+    assert all(torch.equal(exported[name], on_disk[name]) for name in biases)
     assert digest_of_folder(tmp_path / "export") == digest_of_model(model, "bfloat16")
 
 
