@@ -60,11 +60,12 @@ def load_scorer(reference: str, number: int = 1, reads: str = "auto", label_name
     if first.greeting["reads_calls"]:
         given = "a completion here is one message with the texts of the conversation, without tool_calls"
         print(f"rewards: {reference} looks for calls or replies of tools, and {given}.", file=sys.stderr)
+    files = tuple(first.greeting["files"])
     if first.greeting["is_async"]:
-        return ServedScorer(UserFunction(reference, decided, label_name).score, first.greeting["digest"])
+        return ServedScorer(UserFunction(reference, decided, label_name).score, first.greeting["digest"], files)
     # Processes that start later refuse edited code: one service never scores by two versions.
     pool = ProcessPool((module, reference, decided, label_name, first.greeting["digest"]), number, first)
-    return ServedScorer(_pooled_scorer(pool, first.greeting["takes_batch"]), first.greeting["digest"])
+    return ServedScorer(_pooled_scorer(pool, first.greeting["takes_batch"]), first.greeting["digest"], files)
 
 
 def _pooled_scorer(pool: ProcessPool, takes_batch: bool) -> Scorer:
@@ -101,7 +102,8 @@ def main(reference: str, reads: str, label_name: str, digest: str = "") -> None:
                                     "reads_calls": function.reads_calls,
                                     "reads_prompts": function.reads_prompts,
                                     "compares_samples": not digest and function.compares_samples(),
-                                    "digest": function.digest}  # fmt: skip
+                                    "digest": function.digest,
+                                    "files": [str(file) for file in function.files]}  # fmt: skip
     except OperatorError as error:
         greeting = {"problem": str(error)}
     print(json.dumps(greeting), file=replies, flush=True)

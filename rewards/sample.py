@@ -83,6 +83,7 @@ class ServedScorer:
 
     score: Scorer
     digest: str  # of the function's files, or of the bundled scorer's options and model
+    files: tuple[str, ...] = ()  # the function's files
 
     async def __call__(self, samples: Sequence[Sample]) -> list[Score]:
         return await self.score(samples)

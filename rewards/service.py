@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -12,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from protocol.http.app import body_schema, make_app, typed_body, wait_for_disconnect
 from protocol.http.bodies import RewardReply, RewardRequest
 from rewards.sample import Sample, Score, Scorer, ScorerFailure, make_sample
+from rewards.user_function import digest_of
 
 MAX_REQUEST_BYTES = 64 << 20
 _read_body = typed_body(RewardRequest, MAX_REQUEST_BYTES)
@@ -55,7 +57,9 @@ class RewardService:
             leaving.cancel()
 
     async def _health(self) -> Response:
-        code = {"code": digest} if (digest := getattr(self._scorer, "digest", "")) else {}
+        code: dict[str, Any] = {"code": digest} if (digest := getattr(self._scorer, "digest", "")) else {}
+        if files := getattr(self._scorer, "files", ()):
+            code["is_edited"] = await asyncio.to_thread(digest_of, map(Path, files)) != digest
         return JSONResponse({"status": "ok", "scorer": self._name, **code})
 
 

@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -42,7 +42,7 @@ class UserFunction:
         Raises: OperatorError if the file cannot be loaded, or the function is missing or has an unknown form.
         """
         module, self._function = _find(reference)
-        self._files = _files_of(module)  # before a first call, which may import more in one process than in another
+        self.files = _files_of(module)  # before a first call, which may import more in one process than in another
         name = getattr(self._function, "__name__", type(self._function).__name__)
         if form_of(self._function, reads) is None:
             raise OperatorError(
@@ -63,8 +63,8 @@ class UserFunction:
         self.is_async = any(inspect.iscoroutinefunction(each) for each in called)
         self.takes_batch = self._form.takes_batch
         self._logged: set[tuple[str, str]] = set()
-        self.digest = _digest(self._files)
-        self._edits = _edits(self._files)
+        self.digest = digest_of(self.files)
+        self._edits = _edits(self.files)
 
     def compares_samples(self) -> bool:
         """Return whether known answers score otherwise in one call than alone."""
@@ -72,7 +72,7 @@ class UserFunction:
 
     async def score(self, samples: Sequence[Sample]) -> list[Score]:
         """Return the scores. All samples are tried before the first failure is raised. Raises: ScorerFailure."""
-        if (edits := _edits(self._files)) != self._edits:
+        if (edits := _edits(self.files)) != self._edits:
             self._edits = edits
             print("rewards: the function's code was edited: a new run needs a new service", file=sys.stderr, flush=True)
         if self.takes_batch:
@@ -121,7 +121,7 @@ def _files_of(module: ModuleType) -> list[Path]:
     return sorted(beside | {path.resolve() for path in user_files("", f"{file}:")})
 
 
-def _digest(files: Sequence[Path]) -> str:
+def digest_of(files: Iterable[Path]) -> str:
     return sha256(b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
 
 

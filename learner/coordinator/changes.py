@@ -21,7 +21,8 @@ from learner.ledger.ledger import REWARDS_SINCE_STEP, Ledger
 from protocol.errors import OperatorError
 from protocol.node.home import read_cluster
 from protocol.node.small_model_files import read_small_files, small_files_digest
-from protocol.settings.paths import user_files
+from protocol.settings.paths import data_files, user_files
+from protocol.settings.run_spec import digests_of
 from protocol.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def begin_start(
     services: digests of what the policy reads from services, by their names for the user.
     """
     source = settings.rewards.reward_source(settings.rollout.environment)
-    of_environment = _digests(_sampling_files(settings))
+    of_environment = digests_of(_sampling_files(settings))
     sampling = sampled_by(settings, services, without={"group_size", "temperature"})
     measured_by = f"sampled by {sampling}, solved at {settings.eval.solved_at:g}"
     other = "other prompts or other sampling"
@@ -58,8 +59,10 @@ def begin_start(
         measured_by, other = f"{settings.preference!r} {settings.distill!r}", "other rows or another loss"
     sets = {one.name: f"{one.identity(settings.rollout.temperature)}, {measured_by}" for one in held_out}
     learner = settings.learner
-    code = of_environment | _digests(user_files("", learner.advantage, learner.loss, learner.correction))
-    served = dict(_served_code(settings))
+    code = of_environment | digests_of(user_files("", learner.advantage, learner.loss, learner.correction))
+    code |= digests_of(data_files(map(Path, code)))
+    told = dict(_served_code(settings))
+    served = {scorer: digest for scorer, (digest, _) in told.items()}
     # Servers may still hold results that the scorers' earlier code has scored: those are not trained either. Scorers
     # count without their addresses: a cluster that was started again may have others.
     made_by = sampled_by(settings, services, sets, list(served.values()))
@@ -77,8 +80,7 @@ def begin_start(
         )
     for name in changed:
         notices.append(f"The held-out set {name} has {other} from step {from_step} on: earlier scores do not count.")
-    for scorer in (scorer for scorer, digest in served.items() if digest is None):
-        notices.append(f"{scorer} did not answer GET /health within {_HEALTH_S:g} s: whether it changed is not known.")
+    notices += _notices_of_scorers(told)
     notices += [_notice_edited(path, from_step, decides_scores=path in rescored) for path in edited]
     for notice in notices:
         _log.warning("%s", notice)
@@ -86,6 +88,18 @@ def begin_start(
     if step := int(ledger.meta(REWARDS_SINCE_STEP) or 0):
         metrics["eval/rewards_since"] = step
     return StartChanges(metrics, tuple(notices))
+
+
+def _notices_of_scorers(told: Mapping[str, tuple[str | None, bool]]) -> Iterator[str]:
+    """told: as `_served_code` yields it."""
+    for scorer, (digest, is_old) in told.items():
+        if digest is None:
+            yield f"{scorer} did not answer GET /health within {_HEALTH_S:g} s: whether it changed is not known."
+        elif is_old:
+            yield (
+                f"{scorer} scores by code that is older than its files: they were edited since it started. Restart it, "
+                "and give this command again."
+            )
 
 
 def _notice_edited(path: str, from_step: int, *, decides_scores: bool) -> str:
@@ -100,7 +114,7 @@ def answers_origin(settings: Settings, num_samples: int, model: Path, services: 
     """
     source = settings.rewards.reward_source(settings.rollout.environment)
     files = read_small_files(model, with_code=settings.policy.trust_remote_code)
-    served = dict(_served_code(settings))
+    served = {scorer: digest for scorer, (digest, _) in _served_code(settings)}
     if silent := [scorer for scorer, digest in served.items() if digest is None]:
         raise OperatorError(
             f"{silent[0]} did not answer GET /health within {_HEALTH_S:g} s: answers of two scorers could be mixed. "
@@ -111,16 +125,16 @@ def answers_origin(settings: Settings, num_samples: int, model: Path, services: 
     return Origin(f"{weights_digest(model)} {small_files_digest(files)}", f"{sampling} {settings.run.seed}")
 
 
-def _served_code(settings: Settings) -> Iterator[tuple[str, str | None]]:
-    """Yield (url, digest of the scorer behind it) of each reward service that tells it, as Sluice's own do.
+def _served_code(settings: Settings) -> Iterator[tuple[str, tuple[str | None, bool]]]:
+    """Yield (name, (digest of its code, whether its files are newer)) of each reward service that tells it.
 
-    None: the service did not answer in time.
+    Sluice's own do. None: the service did not answer in time.
     """
-    urls = [endpoint.url for endpoint in settings.rewards.endpoints]
+    urls = {f"The scorer behind {endpoint.url}": endpoint.url for endpoint in settings.rewards.endpoints}
     with suppress(OperatorError):  # no cluster: a coordinator without Ray
         if not urls and not settings.is_of_rows and (own := read_cluster().reward_url):
-            urls = [HttpUrl(own)]
-    for url in urls:
+            urls = {"The scorer of the cluster": HttpUrl(own)}  # its port may be another one at the next start
+    for name, url in urls.items():
         connect = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
         connection = connect(str(url.host).strip("[]"), url.port, timeout=_HEALTH_S)
         with suppress(OSError, http.client.HTTPException, ValueError, AttributeError):
@@ -129,9 +143,10 @@ def _served_code(settings: Settings) -> Iterator[tuple[str, str | None]]:
                 told = connection.getresponse().read(_HEALTH_BYTES)
             except TimeoutError:
                 told = b""
-                yield f"The scorer behind {url}", None
-            if isinstance(digest := json.loads(told).get("code"), str):
-                yield f"The scorer behind {url}", digest
+                yield name, (None, False)
+            answer = json.loads(told)
+            if isinstance(digest := answer.get("code"), str):
+                yield name, (digest, answer.get("is_edited") is True)
         connection.close()
 
 
@@ -139,10 +154,6 @@ def _sampling_files(settings: Settings) -> list[Path]:
     """Return the user's files of the environment, and those that a command of an MCP server names."""
     named = [Path(server.folder, part) for server in settings.tools.mcp for part in server.command[1:]]
     return [*user_files(settings.rollout.environment), *(file for file in named if file.is_file())]
-
-
-def _digests(files: Sequence[Path]) -> dict[str, str]:
-    return {str(path): sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def sampled_by(settings: Settings, *others: object, without: Set[str] = frozenset()) -> str:
@@ -153,5 +164,5 @@ def sampled_by(settings: Settings, *others: object, without: Set[str] = frozense
     rollout = settings.rollout.model_dump(mode="json", exclude={*_OF_SERVERS, *without})
     sections = (settings.sampling, settings.tools, settings.agents, settings.retriever)
     given = [rollout, settings.rewards.credit, *(section.model_dump(mode="json") for section in sections), *others]
-    given.append(_digests(_sampling_files(settings)))
+    given.append(digests_of(_sampling_files(settings)))
     return sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()

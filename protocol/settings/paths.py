@@ -19,6 +19,8 @@ HUB_PREFIX = "hf:"
 # Environments in a user's file: prefix of the path -> the file's form, such as openrlhf_agent:FILE.py
 FILE_ENVIRONMENTS = {"agent": "FILE.py:function", "openrlhf_agent": "FILE.py", "verl_tools": "FILE.yaml"}
 _CODE_SUFFIX = ".py"
+_CONFIGURATIONS = (".yaml", ".yml", ".toml", ".jinja", ".j2")
+_MAX_BYTES = 64 << 20  # of a data file that a start reads to see whether it changed
 
 
 def absolute_path(path: str, info: ValidationInfo) -> str:
@@ -53,7 +55,8 @@ def environment_file(name: str) -> tuple[str, str] | None:
 def user_files(environment: str, *functions: str | None) -> list[Path]:
     """Return the user's files in rollout.environment and functions such as FILE.py:name, and the modules they import.
 
-    Installed modules do not count, but for that of MODULE:Class.
+    Installed modules do not count, but for that of MODULE:Class. Configurations beside a file that it names, such as
+    an interactions.yaml, count, and modules of their classes.
     """
     kind, path = environment_file(environment) or ("", environment)
     names = [path.rpartition(":")[0] if ":" in FILE_ENVIRONMENTS.get(kind, ":") else path]
@@ -66,12 +69,41 @@ def user_files(environment: str, *functions: str | None) -> list[Path]:
             for folder, name in _imports_of(file):
                 found = _files_of(name, [folder] if folder != file.parent else [folder, *own])
                 files += [module for module in found if module not in files]
+            files += [beside for beside in _named_by(file) if _is_code(beside) and beside not in files]
     return files
+
+
+def data_files(code: Iterable[Path]) -> list[Path]:
+    """Return the data files beside the user's code that it names, such as levels.json: it may read or write them."""
+    found: list[Path] = []
+    for file in code:
+        with contextlib.suppress(SyntaxError, ValueError):
+            found += [beside for beside in _named_by(file) if not _is_code(beside) and beside not in found]
+    return [file for file in found if file.stat().st_size <= _MAX_BYTES]
+
+
+def _is_code(file: Path) -> bool:
+    return file.suffix in (_CODE_SUFFIX, *_CONFIGURATIONS)
+
+
+def _named_by(file: Path) -> Iterator[Path]:
+    """Yield the files in a module's folder whose names stand in its code."""
+    if file.suffix != _CODE_SUFFIX:
+        return
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and re.fullmatch(r"[\w./-]+\.\w+", node.value)
+        ):
+            with contextlib.suppress(OSError):
+                if (named := file.parent / node.value).is_file():
+                    yield named
 
 
 def _imports_of(file: Path) -> Iterator[tuple[Path, str]]:
     """Yield the folder and the name of each module that a file may import."""
-    if file.suffix != _CODE_SUFFIX:  # verl's tools
+    if file.suffix != _CODE_SUFFIX:  # verl's tools and interactions
         yield from ((file.parent, name) for name in re.findall(r"class_name:\W*([\w.]+)\.\w", file.read_text()))
         return
     for statement in ast.walk(ast.parse(file.read_bytes())):

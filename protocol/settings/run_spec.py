@@ -1,5 +1,7 @@
 """The description of a run for its rollout servers, and the request for an engine."""
 
+import socket
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -7,8 +9,10 @@ from typing import Any, Literal
 import msgspec
 from pydantic import Field
 
+from protocol.errors import SettingsError
 from protocol.node.identity import SERVER_ROOMS, code_digest
 from protocol.node.small_model_files import read_small_files, small_files_digest
+from protocol.settings.paths import user_files
 from protocol.settings.rewards import RetrieverSettings, RewardsSettings
 from protocol.settings.rollout import AgentsSettings, RolloutSettings, SamplingSettings
 from protocol.settings.section import Section
@@ -33,6 +37,21 @@ class RunSpec(Section):
     retriever: RetrieverSettings  # url None: the retriever of the server's node
     shared_retrievers: tuple[str, ...] = ()  # retrievers of other nodes, while a node's own is down
     rewards: RewardsSettings  # no endpoints: the bundled service of the server's node
+    code: dict[str, str] = Field({})  # digest of each of the user's files of the environment on the command's node
+
+    def check_code(self) -> None:
+        """Raise SettingsError for a file of the environment that is another one here, or was edited meanwhile.
+
+        Samples of two environments would be trained as those of one.
+        """
+        here = digests_of(path for path in map(Path, self.code) if path.is_file())
+        for path, digest in here.items():
+            if digest != self.code[path]:
+                raise SettingsError(
+                    f"settings: rollout.environment: {path} on node {socket.gethostname()} is not the file with which "
+                    "the command started: it was edited since, or this node has another copy. Copy the file to all "
+                    "nodes and give the command again, or put the file back."
+                )
 
 
 class EngineRequest(Section):
@@ -69,6 +88,11 @@ class EngineRequest(Section):
         return self.model_copy(update={"files": {}})
 
 
+def digests_of(files: Iterable[Path]) -> dict[str, str]:
+    """Return path -> digest of the content."""
+    return {str(path): sha256(path.read_bytes()).hexdigest() for path in files}
+
+
 def run_spec(settings: Settings, run_id: str, incarnation: int, coordinator_address: str) -> RunSpec:
     """Return the description of this run's start."""
     return RunSpec(
@@ -82,6 +106,7 @@ def run_spec(settings: Settings, run_id: str, incarnation: int, coordinator_addr
         agents=settings.agents,
         retriever=settings.retriever,
         rewards=settings.rewards,
+        code=digests_of(user_files(settings.rollout.environment)),
     )
 
 

@@ -33,11 +33,13 @@ _BUNDLED_BATCH = 16  # samples per request to the cluster's own service
 class Services(ClosedAtExit):
     """Environment, reward services and tools of one run, in one event loop.
 
-    Raises: SettingsError for an unknown environment or tool, OperatorError for a service without an address.
+    Raises: SettingsError for an unknown environment or tool, and for other files of the user than the command's;
+    OperatorError for a service without an address.
     """
 
     def __init__(self, spec: RunSpec, node: Node, tokenizer: Any = None, ends: Collection[int] = ()) -> None:
         """tokenizer: of the model; None: the model is unknown and not checked. ends: tokens that end its turns."""
+        spec.check_code()
         self.make_environment = load_environment(spec.rollout.environment, spec.tools)
         if isinstance(self.make_environment, MakeToolUse):
             self.make_environment.template_kwargs = spec.rollout.chat_template_kwargs

@@ -9,7 +9,7 @@ import pytest
 from protocol.errors import OperatorError
 from rewards.function_process import load_scorer
 from rewards.sample import Sample, Score, ScorerFailure, make_sample
-from rewards.user_function import UserFunction
+from rewards.user_function import UserFunction, digest_of
 
 SAMPLES = [make_sample("p1 r1<|im_end|>", "p1 ", "l1"), make_sample("p2 r22</s>", "p2 ", "l2")]
 
@@ -283,7 +283,9 @@ def test_function_of_length_gets_the_response(tmp_path: Path) -> None:
 async def test_service_never_scores_by_edited_code(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = "import time\ndef compute_score(solution_str, ground_truth):\n    time.sleep(0.3)\n    return 1.0\n"
     scorer = await asyncio.to_thread(load_scorer, write(tmp_path, source), 2)
+    assert digest_of(map(Path, scorer.files)) == scorer.digest
     write(tmp_path, source.replace("1.0", "22.0"))
+    assert digest_of(map(Path, scorer.files)) != scorer.digest
     assert await scorer(SAMPLES[:1]) == [Score(1.0)]
     assert "was edited" in capfd.readouterr().err
     with pytest.raises(ScorerFailure, match=r"EditedCode: .*reward\.py was edited since the service started"):

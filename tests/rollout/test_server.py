@@ -10,7 +10,7 @@ import pytest
 from protocol.errors import NeighbourError, OperatorError, SettingsError
 from protocol.node.small_model_files import small_files_digest, write_small_files
 from protocol.settings.rewards import RewardEndpoint, RewardsSettings
-from protocol.settings.run_spec import EngineRequest
+from protocol.settings.run_spec import EngineRequest, digests_of
 from protocol.wire import messages as m
 from rollout.neighbours.node import Node
 from rollout.server import RolloutServer
@@ -60,6 +60,17 @@ async def test_engine_gets_a_folder_of_its_node_with_the_small_files_of_the_requ
 
     assert {path.name: path.read_bytes() for path in folders[0].iterdir()} == files
     assert folders == [write_small_files(files)] * 2
+
+
+async def test_attach_refuses_files_of_the_environment_that_are_not_the_commands(stage: Stage, tmp_path: Path) -> None:
+    (file := tmp_path / "game.py").write_text(
+        "class Game:\n    stop = ()\n    async def reset(self, task): ...\n    async def step(self, turn): ...\n"
+    )
+    run = stage.run(environment=f"{file}:Game", code=digests_of([file]) | {str(tmp_path / "not here.py"): "a1"})
+    await stage.server.attach(run)
+    file.write_text(f"{file.read_text()}    # edited\n")
+    with pytest.raises(SettingsError, match=r"game\.py on node .* is not the file with which the command started: it"):
+        await stage.server.attach({**run, "incarnation": 2})
 
 
 async def test_attach_asks_the_clusters_services_with_its_token(stage: Stage) -> None:

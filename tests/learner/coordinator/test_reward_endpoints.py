@@ -13,6 +13,7 @@ from protocol.errors import OperatorError
 from protocol.node.home import write_cluster
 from protocol.settings.run_spec import TOOL_LIST
 from rewards.service import RewardService
+from rewards.user_function import digest_of
 from tests.fakes.cluster_state import cluster_state
 from tests.fakes.http_servers import free_address, serving
 from tests.learner.coordinator.coordinator_script import Script, settings_of
@@ -131,6 +132,18 @@ def test_operator_is_told_once_when_a_scorer_has_changed_and_its_earlier_scores_
         assert script.resume(0, **given).coordinator.status().notices == ()
 
 
+def test_operator_is_told_of_a_scorer_whose_files_are_newer_than_its_code(tmp_path: Path) -> None:
+    (file := tmp_path / "reward.py").write_text("first")
+    scorer: Any = SimpleNamespace(digest=digest_of([file]), files=(str(file),))
+    with serving(RewardService(scorer, "reward.py").app()) as address:
+        given = scored_by({"name": "mine", "url": f"{address}/score"})
+        script = Script(tmp_path, settings_of(**given))
+        assert script.coordinator.status().notices == ()
+        file.write_text("second")
+        (notice,) = script.resume(0, **given).coordinator.status().notices
+    assert notice.startswith(f"The scorer behind {address}/score scores by code that is older than its files")
+
+
 def test_operator_is_told_when_the_clusters_own_service_has_another_scorer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,9 +153,11 @@ def test_operator_is_told_when_the_clusters_own_service_has_another_scorer(
         write_cluster(cluster_state(reward_url=f"{address}/"))
         script = Script(tmp_path, settings_of()).resume(0)
         assert script.coordinator.status().notices == ()
-        own.digest = "math_answer"
+    own.digest = "math_answer"
+    with serving(RewardService(own, "math_answer").app()) as address:  # the cluster has another port now
+        write_cluster(cluster_state(reward_url=f"{address}/"))
         (notice,) = script.resume(0).coordinator.status().notices
-        assert notice.startswith(f"The scorer behind {address}/ has changed since the last start: steps from 1 on use")
+    assert notice.startswith("The scorer of the cluster has changed since the last start: steps from 1 on use it")
 
 
 def test_answers_of_another_model_dtype_tool_list_or_scorer_have_another_origin(tmp_path: Path) -> None:

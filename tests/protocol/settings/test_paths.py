@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import SettingsError
 from protocol.settings.loader import load_settings
-from protocol.settings.paths import user_files
+from protocol.settings.paths import data_files, user_files
 from protocol.settings.settings import Settings
 
 
@@ -66,7 +66,9 @@ def test_files_of_the_user_are_those_that_the_environment_imports(
 ) -> None:
     (tmp_path / "kit" / "parts").mkdir(parents=True)
     files = {
-        "mine.py": "from half import HALF\nimport kit.parts.deep, numpy, rollout.server",
+        "mine.py": "from half import HALF\nimport kit.parts.deep, numpy, rollout.server\nPATH = HERE / 'games.yaml'",
+        "games.yaml": "interaction:\n- class_name: played.Game",
+        "played.py": "open('data/words.txt')",
         "half.py": "import mine",
         "kit/__init__.py": "from . import near",
         "kit/near.py": "",
@@ -74,8 +76,11 @@ def test_files_of_the_user_are_those_that_the_environment_imports(
         "kit/far.py": "",
     }
     tools = {"tools.yaml": "tools:\n- class_name: 'mine.Tool'"} if ".yaml" in environment else {}
-    for name, text in (files | tools).items():
+    data = {"data/words.txt": "a b", "other.json": "{}"}
+    (tmp_path / "data").mkdir()
+    for name, text in (files | tools | data).items():
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     given = resolved(tmp_path, "--rollout.environment", environment).rollout.environment
     assert {str(file.relative_to(tmp_path)) for file in user_files(given)} == {*files, *tools}
+    assert data_files(user_files(given)) == [tmp_path / "data" / "words.txt"]
