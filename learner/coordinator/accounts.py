@@ -15,8 +15,9 @@ _NUM_NAMED_AT_FIRST, _NUM_NAMED_LATER = 2, 16
 _NUM_FATAL = 32
 _NOTICES = {  # by the end of the log that calls for it
     "environment/changed_turns": (
-        "An agent sent a turn of the policy back in other words, as smolagents does, behind another system message or "
-        "with other tools: turns before the change are not trained. The curve environment/changed_turns counts them."
+        "An agent sent a turn of the policy back in other words, as smolagents does, with other tools, or behind other "
+        "messages, such as a trimmed history or another system message: turns before the change are not trained. The "
+        "curve environment/changed_turns counts them."
     ),
     "environment/dropped_conversations": (
         "An agent had several conversations in a sample, as DSPy does, which begins one for each turn: only one is "

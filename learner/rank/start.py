@@ -24,7 +24,7 @@ from learner.models.reward_model import find_unserved, load_reward_model
 from learner.models.roles import Roles, load_policy
 from learner.models.settings import critic_settings, policy_settings, reference_settings
 from learner.models.start_check import check_model
-from learner.models.world import join_world
+from learner.models.world import first_problem, join_world, share_object
 from learner.objectives.warm_start import warm_start
 from learner.plan.needs import is_reference_kept, is_reference_the_base, is_trained, needs_reference
 from learner.rank.checkpoint import load_checkpoint
@@ -34,6 +34,8 @@ from learner.rank.solo_work import SoloWork
 from protocol.disk.files import replace_file
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.small_model_files import SmallFiles, read_small_files, small_files_digest, write_small_files
+from protocol.settings.paths import user_files
+from protocol.settings.run_spec import digests_of
 from protocol.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -116,11 +118,25 @@ def load(
 
     folders: as `find_models` returns them. report: takes the rank's phase. note: takes sentences for the user.
     """
+    learner = settings.learner
+    check_same_code(digests_of(user_files("", learner.advantage, learner.loss, learner.correction)))
     roles = load_roles(settings, folders, checkpoint, report)
     if settings.objective == "reward_model" and (text := find_unserved(folders["policy.model"])) is not None:
         note(text)
     step, version = (0, 0) if checkpoint is None else load_checkpoint(roles, checkpoint, note)
     return Models(roles, step, version, are_saved=checkpoint is not None)
+
+
+def check_same_code(files: Mapping[str, str]) -> None:
+    """Raise OperatorError on every rank when one has other files than rank 0: their gradients would not add up.
+
+    files: digest of each of the user's files that this rank trains by. Collective.
+    """
+    problem = None
+    for path, _ in sorted(share_object(dict(files)).items() ^ files.items()):
+        problem = f"{path} on node {socket.gethostname()} is not the file of rank 0's node. Copy it to all nodes."
+    if (problem := first_problem(problem)) is not None:
+        raise OperatorError(problem)
 
 
 def use_threads(settings: Settings, num_ranks: int) -> None:

@@ -40,7 +40,8 @@ def _rewards(settings: Settings, cluster: ClusterState | None) -> str:
     if settings.rewards.endpoints:
         return ", ".join(f"{endpoint.name} ({endpoint.url})" for endpoint in settings.rewards.endpoints)
     # These give the rewards themselves.
-    if environment == "agents" or environment.startswith("openrlhf_agent:") or class_gives_reward(environment):
+    own = ("agent:", "openrlhf_agent:")
+    if environment == "agents" or environment.startswith(own) or class_gives_reward(environment):
         return "the environment"
     if cluster is None:
         return "the cluster's reward server (sluice start --reward-scorer), because rewards.endpoints is empty"

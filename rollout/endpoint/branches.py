@@ -131,13 +131,15 @@ class Branches:
         num_known: messages of the longest match.
         """
         for branch in self.branches:
-            for place in (turn.num_units - 1 for turn in branch.turns):
-                if not num_known <= place < len(history) or history[place][0] != "assistant":
+            places = {turn.num_units - 1 for turn in branch.turns}
+            written = {branch.history[place] for place in places}
+            for place, unit in enumerate(history[num_known:], num_known):
+                if unit[0] != "assistant":
                     continue
-                has_same_words = history[place] == branch.history[place]
-                has_same_past = history[:place] == branch.history[:place]
+                has_same_past = place in places and history[:place] == branch.history[:place]
                 # Two draws behind one history are no change: there the words and the past are equal.
-                if has_same_words != has_same_past or (has_same_past and branch.kind != kind):
+                is_same = has_same_past and unit == branch.history[place] and branch.kind == kind
+                if not is_same and (has_same_past or unit in written):
                     return True
         return False
 

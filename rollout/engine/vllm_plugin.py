@@ -54,7 +54,29 @@ def register() -> None:
     for name, class_name in _CLASS_NAMES.items():
         if name not in WeightTransferEngineFactory._registry:
             WeightTransferEngineFactory.register_engine(name, "rollout.engine.weights.receive", class_name)
+    _rotate_heads_apart()
     prepare_process()
+
+
+def _rotate_heads_apart() -> None:
+    """Make vLLM's rotation on CPUs right for a query with a dimension of heads, such as one of latent attention (MLA).
+
+    Its kernel for CPUs rotates the first head alone there: wrong by 0.1 to 0.2 nats.
+    """
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+    rotate = RotaryEmbedding.forward_cpu
+    if rotate.__module__ == __name__:  # replaced before
+        return
+
+    def forward_cpu(self: Any, positions: Any, query: Any, key: Any = None) -> tuple[Any, Any]:
+        flat = [None if each is None else each.reshape(positions.numel(), -1) for each in (query, key)]
+        for given, rotated in zip((query, key), rotate(self, positions, *flat), strict=True):
+            if given is not None and given.dim() > 2:
+                given.copy_(rotated.view(given.shape))
+        return query, key
+
+    RotaryEmbedding.forward_cpu = forward_cpu
 
 
 def engine_name(backend: str, second_copy: bool) -> str:

@@ -27,6 +27,13 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 2,
 }
 _USUAL = {"intermediate_size": 128, "num_key_value_heads": 2, "max_position_embeddings": 512, "pad_token_id": 0}
+_LATENT = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
 _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2Config", {**_USUAL, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3Config", {**_USUAL, "head_dim": 32}),
@@ -39,6 +46,10 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", {"n_positions": 512, "n_embd": 128, "n_layer": 3, "n_head": 4}),
     "opt": ("OPTConfig", {"ffn_dim": 128, "max_position_embeddings": 512, "word_embed_proj_dim": 128}),
     "mamba2": ("Mamba2Config", {"num_heads": 8, "head_dim": 32, "n_groups": 1, "state_size": 16, "expand": 2}),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        {**_USUAL, **_LATENT, "num_key_value_heads": 4, "first_k_dense_replace": 3},
+    ),
     "mixtral": ("MixtralConfig", {**_USUAL, "num_local_experts": 4}),
 }
 _TOLERANCE = 1e-4

@@ -3,7 +3,9 @@
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,11 @@ import torch
 from safetensors.numpy import save_file
 
 from learner.models.world import join_world
-from learner.rank.start import find_models, record_models, use_threads
+from learner.rank.start import check_same_code, find_models, record_models, use_threads
 from protocol.errors import OperatorError
 from protocol.node.small_model_files import read_small_files
 from protocol.settings.settings import Settings
+from tests.fakes.ports import free_port
 
 
 @pytest.fixture
@@ -81,3 +84,21 @@ def test_a_rank_shares_its_own_nodes_cores_alone(monkeypatch: pytest.MonkeyPatch
         use_threads(Settings(), num_ranks)
     use_threads(Settings.model_validate({"learner": {"num_threads": 3}}), 8)
     assert used == [14, 1, 3]
+
+
+def _told_of_code(rank: int, port: int) -> str:
+    join_world(rank, 2, "127.0.0.1", port, 60.0)
+    check_same_code({"/code/loss.py": "one"})
+    try:
+        check_same_code({"/code/loss.py": "one", "/code/helper.py": f"of rank {rank}"})
+    except OperatorError as error:
+        return str(error)
+    return ""
+
+
+def test_every_rank_refuses_code_that_differs_between_nodes() -> None:
+    port = free_port()
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        told = list(pool.map(_told_of_code, range(2), [port, port]))
+    assert told[0] == told[1]
+    assert told[0].startswith("/code/helper.py on node ")

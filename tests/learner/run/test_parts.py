@@ -36,6 +36,7 @@ ENDPOINT = {"rewards": {"endpoints": [{"name": "mine", "url": "http://127.0.0.1:
         ({}, None, "the cluster's reward server (sluice start --reward-scorer), because rewards.endpoints is"),
         ({"rollout": {"environment": "openrlhf_agent:a.py"}}, cluster(), "the environment."),
         ({"rollout": {"environment": "agents"}}, cluster(), "the environment."),
+        ({"rollout": {"environment": "agent:a.py:solve"}}, cluster(), "the environment."),
         (
             {"rollout": {"environment": "agents_of_mine:Game"}},
             cluster(),

@@ -374,3 +374,16 @@ async def test_turn_that_comes_back_in_other_words_is_counted() -> None:
         await client.chat.completions.create(model="m", messages=history)
         facts = (await scene.rewarded(told)).facts
     assert facts.reward_logs["environment/changed_turns"] == 1.0
+
+
+async def test_turn_that_comes_back_behind_a_trimmed_history_is_counted() -> None:
+    turns = iter(["one<|im_end|>", "two<|im_end|>", "three<|im_end|>"])
+    async with taken(lambda context: next(turns)) as (scene, told, client):
+        history: list[Any] = [{"role": "user", "content": "a"}]
+        for question in "bc":
+            turn = await client.chat.completions.create(model="m", messages=history)
+            history += [turn.choices[0].message, {"role": "user", "content": question}]
+        await client.chat.completions.create(model="m", messages=history[-3:])  # as of LangGraph's trim_messages
+        facts = (await scene.rewarded(told)).facts
+    assert facts.num_turns == 1
+    assert facts.reward_logs["environment/changed_turns"] == 1.0

@@ -8,10 +8,13 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 from protocol.node.home import sluice_home
 from rollout.engine.start import vllm_environment
-from rollout.engine.vllm_plugin import allow_matrix_tiles, describe_endings
+from rollout.engine.vllm_plugin import allow_matrix_tiles, describe_endings, register
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is of x86-64")
@@ -72,3 +75,22 @@ def test_compiled_kernels_are_kept_below_sluices_home(on_cpus: bool) -> None:
     environment = vllm_environment("a/model", on_cpus=on_cpus)
     for name in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR"):
         assert environment[name].startswith(f"{sluice_home()}/cache/")
+
+
+@pytest.mark.parametrize("first", [0, 16])
+@pytest.mark.parametrize("is_flat", [True, False])
+def test_heads_are_rotated_on_cpus_as_by_the_formula(first: int, is_flat: bool) -> None:
+    register()
+    with set_current_vllm_config(VllmConfig()):
+        rotary = RotaryEmbedding(64, 64, 32, 10_000, is_neox_style=False, dtype=torch.float32)
+    positions, key = torch.arange(8), torch.randn(8, 2, 64)
+    query = torch.randn(8, 4 * 64 + first)[:, first:] if is_flat else torch.randn(8, 4, first + 64)[..., first:]
+    if is_flat:
+        key = key.flatten(1)
+    expected = rotary.forward_native(positions, query.clone(), key.clone())
+
+    rotated = rotary.forward_cpu(positions, query, key)
+
+    assert torch.allclose(rotated[0], expected[0], atol=1e-6)
+    assert torch.allclose(rotated[1], expected[1], atol=1e-6)
+    assert torch.equal(query, rotated[0])  # in place, as vLLM's kernels
