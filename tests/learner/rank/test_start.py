@@ -98,7 +98,7 @@ def _told_of_code(rank: int, port: int) -> str:
 
 def test_every_rank_refuses_code_that_differs_between_nodes() -> None:
     port = free_port()
-    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(2, get_context("fork")) as pool:
         told = list(pool.map(_told_of_code, range(2), [port, port]))
     assert told[0] == told[1]
     assert told[0].startswith("/code/helper.py on node ")
