@@ -18,6 +18,7 @@ from learner.data.prompt_set import load_prompts
 from learner.disk.run_folder import CHECKPOINTS, LEDGER
 from learner.ledger.ledger import Ledger
 from learner.run.start import plan_start, prepare_folder
+from protocol.settings.rewards import RewardsSettings
 from protocol.settings.settings import Settings
 from protocol.wire.trajectory import Trajectory
 from tests.fakes.checkpoints import commit
@@ -125,5 +126,5 @@ class RunWriter:
 
     def _end(self, step: int, batch: StepBatch) -> None:
         self.ledger.set_meta("policy_version", str(self.version))
-        self.record.write_line(self.record.stamp(step, self.version, {**batch.metrics()}))
+        self.record.write_line(self.record.stamp(step, self.version, {**batch.metrics(RewardsSettings())}))
         self.ledger.commit()
