@@ -61,7 +61,7 @@ def register() -> None:
 def _rotate_heads_apart() -> None:
     """Make vLLM's rotation on CPUs right for a query with a dimension of heads, such as one of latent attention (MLA).
 
-    Its kernel for CPUs rotates the first head alone there: wrong by 0.1 to 0.2 nats.
+    Its kernel for CPUs expects heads side by side in one dimension; other queries come out wrong, by 0.1 to 0.2 nats.
     """
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
