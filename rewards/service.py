@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from protocol.http.app import body_schema, make_app, typed_body, wait_for_disconnect
 from protocol.http.bodies import RewardReply, RewardRequest
+from protocol.settings.paths import data_files
 from rewards.sample import Sample, Score, Scorer, ScorerFailure, make_sample
 from rewards.user_function import digest_of
 
@@ -60,6 +61,7 @@ class RewardService:
         code: dict[str, Any] = {"code": digest} if (digest := getattr(self._scorer, "digest", "")) else {}
         if files := getattr(self._scorer, "files", ()):
             code["is_edited"] = await asyncio.to_thread(digest_of, map(Path, files)) != digest
+            code["data"] = await asyncio.to_thread(lambda: digest_of(data_files(map(Path, files))))
         return JSONResponse({"status": "ok", "scorer": self._name, **code})
 
 

@@ -27,6 +27,7 @@ from protocol.settings.settings import Settings
 
 _log = logging.getLogger(__name__)
 _HEALTH_S, _HEALTH_BYTES = 5.0, 1 << 16
+_DATA = "Data files that are named by the code of "
 # Settings of rollout that decide nothing in a sample.
 _OF_SERVERS = {"num_servers", "tensor_parallel_size", "max_groups_in_flight", "lease_timeout_s", "start_timeout_s"}
 
@@ -36,6 +37,14 @@ class StartChanges(NamedTuple):
 
     comparable_since: dict[str, int]  # metric -> first step whose evaluations are comparable with this start's
     notices: tuple[str, ...]  # lines for the user
+
+
+class _Tells(NamedTuple):
+    """What a reward service tells of itself."""
+
+    code: str | None  # digest of its code; None: it did not answer in time
+    is_old: bool = False  # its files are newer
+    data: str = ""  # digest of the data files that its code names
 
 
 def begin_start(
@@ -62,11 +71,12 @@ def begin_start(
     code = of_environment | digests_of(user_files("", learner.advantage, learner.loss, learner.correction))
     code |= digests_of(data_files(map(Path, code)))
     told = dict(_served_code(settings))
-    served = {scorer: digest for scorer, (digest, _) in told.items()}
+    served = {scorer: tells.code for scorer, tells in told.items()}
     # Servers may still hold results that the scorers' earlier code has scored: those are not trained either. Scorers
     # count without their addresses: a cluster that was started again may have others.
     made_by = sampled_by(settings, services, sets, list(served.values()))
     code |= {scorer: digest for scorer, digest in served.items() if digest is not None}
+    code |= {f"{_DATA}{scorer[0].lower()}{scorer[1:]}": tells.data for scorer, tells in told.items() if tells.data}
     edited = ledger.begin_code({**code, **services})
     unused = {f"The scorer behind {endpoint.url}" for endpoint in settings.rewards.endpoints if not endpoint.weight}
     rescored = (served.keys() - unused).intersection(edited)
@@ -90,12 +100,11 @@ def begin_start(
     return StartChanges(metrics, tuple(notices))
 
 
-def _notices_of_scorers(told: Mapping[str, tuple[str | None, bool]]) -> Iterator[str]:
-    """told: as `_served_code` yields it."""
-    for scorer, (digest, is_old) in told.items():
-        if digest is None:
+def _notices_of_scorers(told: Mapping[str, _Tells]) -> Iterator[str]:
+    for scorer, tells in told.items():
+        if tells.code is None:
             yield f"{scorer} did not answer GET /health within {_HEALTH_S:g} s: whether it changed is not known."
-        elif is_old:
+        elif tells.is_old:
             yield (
                 f"{scorer} scores by code that is older than its files: they were edited since it started. Restart it, "
                 "and give this command again."
@@ -103,6 +112,8 @@ def _notices_of_scorers(told: Mapping[str, tuple[str | None, bool]]) -> Iterator
 
 
 def _notice_edited(path: str, from_step: int, *, decides_scores: bool) -> str:
+    if path.startswith(_DATA):
+        return f"{path} have changed since the last start: restart it if it reads them once. Earlier scores still count."
     again = " Held-out scores, the best checkpoint and the curriculum start again." if decides_scores else ""
     return f"{path} has changed since the last start: steps from {from_step} on use it as it is now.{again}"
 
@@ -114,7 +125,7 @@ def answers_origin(settings: Settings, num_samples: int, model: Path, services: 
     """
     source = settings.rewards.reward_source(settings.rollout.environment)
     files = read_small_files(model, with_code=settings.policy.trust_remote_code)
-    served = {scorer: digest for scorer, (digest, _) in _served_code(settings)}
+    served = {scorer: tells.code for scorer, tells in _served_code(settings)}
     if silent := [scorer for scorer, digest in served.items() if digest is None]:
         raise OperatorError(
             f"{silent[0]} did not answer GET /health within {_HEALTH_S:g} s: answers of two scorers could be mixed. "
@@ -125,11 +136,8 @@ def answers_origin(settings: Settings, num_samples: int, model: Path, services: 
     return Origin(f"{weights_digest(model)} {small_files_digest(files)}", f"{sampling} {settings.run.seed}")
 
 
-def _served_code(settings: Settings) -> Iterator[tuple[str, tuple[str | None, bool]]]:
-    """Yield (name, (digest of its code, whether its files are newer)) of each reward service that tells it.
-
-    Sluice's own do. None: the service did not answer in time.
-    """
+def _served_code(settings: Settings) -> Iterator[tuple[str, _Tells]]:
+    """Yield (name, what it tells) of each reward service that tells its code: Sluice's own do."""
     urls = {f"The scorer behind {endpoint.url}": endpoint.url for endpoint in settings.rewards.endpoints}
     with suppress(OperatorError):  # no cluster: a coordinator without Ray
         if not urls and not settings.is_of_rows and (own := read_cluster().reward_url):
@@ -143,10 +151,10 @@ def _served_code(settings: Settings) -> Iterator[tuple[str, tuple[str | None, bo
                 told = connection.getresponse().read(_HEALTH_BYTES)
             except TimeoutError:
                 told = b""
-                yield name, (None, False)
+                yield name, _Tells(None)
             answer = json.loads(told)
             if isinstance(digest := answer.get("code"), str):
-                yield name, (digest, answer.get("is_edited") is True)
+                yield name, _Tells(digest, answer.get("is_edited") is True, str(answer.get("data") or ""))
         connection.close()
 
 

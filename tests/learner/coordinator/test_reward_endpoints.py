@@ -144,6 +144,21 @@ def test_operator_is_told_of_a_scorer_whose_files_are_newer_than_its_code(tmp_pa
     assert notice.startswith(f"The scorer behind {address}/score scores by code that is older than its files")
 
 
+def test_operator_is_told_when_a_data_file_that_a_scorers_code_names_has_changed(tmp_path: Path) -> None:
+    (file := tmp_path / "reward.py").write_text("TABLE = 'weights.json'")
+    (table := tmp_path / "weights.json").write_text("1.0")
+    scorer: Any = SimpleNamespace(digest=digest_of([file]), files=(str(file),))
+    with serving(RewardService(scorer, "reward.py").app()) as address:
+        given = scored_by({"name": "mine", "url": f"{address}/score"})
+        script = Script(tmp_path, settings_of(**given)).resume(0, **given)
+        assert script.coordinator.status().notices == ()
+        table.write_text("0.25")
+        script = script.resume(0, **given)
+        (notice,) = script.coordinator.status().notices
+        assert notice.startswith(f"Data files that are named by the code of the scorer behind {address}/score have cha")
+        assert script.resume(0, **given).coordinator.status().notices == ()
+
+
 def test_operator_is_told_when_the_clusters_own_service_has_another_scorer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
