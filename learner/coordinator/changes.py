@@ -113,7 +113,9 @@ def _notices_of_scorers(told: Mapping[str, _Tells]) -> Iterator[str]:
 
 def _notice_edited(path: str, from_step: int, *, decides_scores: bool) -> str:
     if path.startswith(_DATA):
-        return f"{path} have changed since the last start: restart it if it reads them once. Earlier scores still count."
+        return (
+            f"{path} have changed since the last start: restart it if it reads them once. Earlier scores still count."
+        )
     again = " Held-out scores, the best checkpoint and the curriculum start again." if decides_scores else ""
     return f"{path} has changed since the last start: steps from {from_step} on use it as it is now.{again}"
 

@@ -82,12 +82,6 @@ class StepBatch:
         """Whether no trajectory is in the loss."""
         return not any(_indices(plan) for plan in self.plans)
 
-    def metrics(self, rewards: RewardsSettings) -> dict[str, float]:
-        """Return the metrics of the data: rewards, staleness, lengths."""
-        data = DataMetrics()
-        data.add(self.trajectories, self.groups)
-        return data.of_step(self.policy_version, rewards)
-
 
 class DataMetrics:
     """The metrics of a step's data. Its groups come in pieces: thousands at once would stop the coordinator's loop."""

@@ -18,10 +18,10 @@ from learner.data.prompt_set import load_prompts
 from learner.disk.run_folder import CHECKPOINTS, LEDGER
 from learner.ledger.ledger import Ledger
 from learner.run.start import plan_start, prepare_folder
-from protocol.settings.rewards import RewardsSettings
 from protocol.settings.settings import Settings
 from protocol.wire.trajectory import Trajectory
 from tests.fakes.checkpoints import commit
+from tests.learner.coordinator.steps.data_metrics import data_metrics
 from tests.protocol.wire.examples import make_trajectory
 
 NUM_PROMPTS = 10
@@ -126,5 +126,5 @@ class RunWriter:
 
     def _end(self, step: int, batch: StepBatch) -> None:
         self.ledger.set_meta("policy_version", str(self.version))
-        self.record.write_line(self.record.stamp(step, self.version, {**batch.metrics(RewardsSettings())}))
+        self.record.write_line(self.record.stamp(step, self.version, {**data_metrics(batch)}))
         self.ledger.commit()

@@ -14,10 +14,10 @@ from learner.coordinator.steps.step_batch import StepBatch
 from learner.data.text_decoder import TextDecoder
 from learner.ledger.ledger import Ledger
 from protocol.settings.loader import save_settings
-from protocol.settings.rewards import RewardsSettings
 from protocol.settings.settings import Settings
 from protocol.wire.trajectory import TimedCall, Trajectory, TrajectoryFacts, VersionSpan
 from tests.fakes.tool_models import byte_core
+from tests.learner.coordinator.steps.data_metrics import data_metrics
 
 PROMPT = "What is the code of <b>Belarus</b>?"
 SEARCH = "<search>Belarus</search>"
@@ -69,7 +69,7 @@ def record_run(folder: Path, num_steps: int, groups_per_step: int = 2, group_siz
         if step == num_steps:
             metrics |= _scores(step, 1.0, 0.0)
             record.write_answers([_answer(step, "a", 1.0, "<b>found</b>"), _answer(step, "b", 1.0, "BY")])
-        record.write_line(record.stamp(step, step, {**batch.metrics(RewardsSettings()), **metrics}))
+        record.write_line(record.stamp(step, step, {**data_metrics(batch), **metrics}))
         record.write_samples(batch)
     ledger.lease("e0-bad", 0, "bad", 10**6, "rollout-0", 3)
     ledger.set_state(["e0-bad"], "skipped", reason="reward: <i>timeout</i>")

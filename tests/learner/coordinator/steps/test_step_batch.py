@@ -13,6 +13,7 @@ from learner.rank.coordinator_client import open_batch
 from protocol.settings.learner import LearnerSettings
 from protocol.settings.rewards import RewardsSettings
 from protocol.wire.trajectory import Trajectory, VersionSpan
+from tests.learner.coordinator.steps.data_metrics import data_metrics
 from tests.protocol.wire.examples import make_trajectory
 
 
@@ -60,7 +61,7 @@ def test_groups_without_spread_are_left_out_of_the_plan_when_asked_for() -> None
     settings = LearnerSettings(groups_per_step=2, equal_groups="skip")
     batch = build_step(1, 3, [group_of("a", [1, 1]), group_of("b", [0, 1])], settings)
     assert planned(batch) == [2, 3]
-    assert batch.metrics(RewardsSettings())["reward/equal_group_share"] == 0.5
+    assert data_metrics(batch)["reward/equal_group_share"] == 0.5
 
 
 def test_groups_without_spread_are_planned_when_nothing_else_is_left() -> None:
@@ -155,7 +156,7 @@ def test_micro_batches_are_filled_by_the_tokens_that_are_computed(
 def test_metrics_say_what_the_data_says() -> None:
     settings = LearnerSettings(groups_per_step=2)
     batch = build_step(1, 5, [group_of("a", [1, 0], version=3), group_of("b", [1, 0], version=5)], settings)
-    assert batch.metrics(RewardsSettings()) == {
+    assert data_metrics(batch) == {
         "reward/mean": 0.5,
         "reward/std": 0.5,
         "data/staleness_mean": 1.0,
@@ -181,7 +182,9 @@ def test_a_reward_part_that_a_trajectory_lacks_is_0_only_where_it_added_nothing(
     group = Group("a", Prompt("a", "?", "A", {}), "train", 0, 0, 2)
     group.receive(make_trajectory("a", 0, "s1", 3, 1.0, reward_parts={"left": 1.0}))
     group.receive(make_trajectory("a", 1, "s1", 3, 0.5, reward_parts={"right": 0.5}))
-    metrics = build_step(1, 3, [group], LearnerSettings(groups_per_step=1)).metrics(RewardsSettings(combine=combine))
+    metrics = data_metrics(
+        build_step(1, 3, [group], LearnerSettings(groups_per_step=1)), RewardsSettings(combine=combine)
+    )
     assert (metrics["reward/part/left"], metrics["reward/part/right"]) == (left, right)
 
 
@@ -195,7 +198,7 @@ def test_part_of_an_endpoint_without_weight_is_averaged_over_the_samples_that_it
     group.receive(make_trajectory("a", 1, "s1", 3, 0.5, reward_parts={"em": 0.5, "style": 0.5}))
     endpoints = [{"name": name, "url": "http://h/", "weight": each} for name, each in (("em", 1.0), ("style", weight))]
     rewards = RewardsSettings.model_validate({"endpoints": endpoints})
-    metrics = build_step(1, 3, [group], LearnerSettings(groups_per_step=1)).metrics(rewards)
+    metrics = data_metrics(build_step(1, 3, [group], LearnerSettings(groups_per_step=1)), rewards)
     assert (metrics["reward/part/em"], metrics["reward/part/style"]) == (0.75, mean)
 
 
@@ -206,7 +209,9 @@ def test_what_an_environment_gave_one_trajectory_is_spread_over_all(combine: Any
     for index in range(4):
         parts = {"environment": 1.0} if index == 2 else {}
         group.receive(make_trajectory("a", index, "s1", 3, float(bool(parts)), reward_parts=parts))
-    metrics = build_step(1, 3, [group], LearnerSettings(groups_per_step=1)).metrics(RewardsSettings(combine=combine))
+    metrics = data_metrics(
+        build_step(1, 3, [group], LearnerSettings(groups_per_step=1)), RewardsSettings(combine=combine)
+    )
     assert metrics["reward/part/environment"] == metrics["reward/mean"] == 0.25
 
 
@@ -215,7 +220,7 @@ def test_scores_and_logs_of_reward_services_are_averaged_over_the_samples_that_h
     group.receive(make_trajectory("a", 0, "s1", 3, reward_score=0.5, reward_logs={"em/length": 4.0}))
     group.receive(make_trajectory("a", 1, "s1", 3, reward_score=0.0, reward_logs={"em/length": 2.0, "em/acc": 1.0}))
     group.receive(make_trajectory("a", 2, "s1", 3))
-    metrics = build_step(1, 3, [group], LearnerSettings(groups_per_step=1)).metrics(RewardsSettings())
+    metrics = data_metrics(build_step(1, 3, [group], LearnerSettings(groups_per_step=1)))
     shown = {key: metrics[key] for key in ("reward/score", "reward/log/em/acc", "reward/log/em/length")}
     assert shown == {"reward/score": 0.25, "reward/log/em/acc": 1.0, "reward/log/em/length": 3.0}
 
@@ -224,10 +229,10 @@ def test_metrics_say_what_was_cut_off_how_long_better_samples_are_and_which_grou
     groups = [group_of("a", [1, 1]), group_of("b", [0, 1])]
     longer = make_trajectory("b", 0, "s1", 3, 0.0, finish="length", num_tokens=4, version_spans=[VersionSpan(2, 4, 3)])
     groups[1].trajectories[0] = longer
-    metrics = build_step(1, 3, groups, LearnerSettings(groups_per_step=2)).metrics(RewardsSettings())
+    metrics = data_metrics(build_step(1, 3, groups, LearnerSettings(groups_per_step=2)))
     assert (metrics["length/truncated_share"], metrics["reward/equal_group_share"]) == (0.25, 0.5)
     assert (metrics["length/better"], metrics["length/worse"]) == (2.0, 2.0)
-    equal = build_step(1, 3, [group_of("a", [1, 1])], LearnerSettings(groups_per_step=1)).metrics(RewardsSettings())
+    equal = data_metrics(build_step(1, 3, [group_of("a", [1, 1])], LearnerSettings(groups_per_step=1)))
     assert "length/better" not in equal
 
 
@@ -237,4 +242,6 @@ def test_metrics_of_a_step_that_came_in_pieces_are_those_of_the_whole_step() -> 
     for piece in (groups[:1], groups[1:4], groups[4:]):
         data.add([trajectory for group in piece for trajectory in group.in_order()], piece)
     rewards = RewardsSettings(combine="mean")
-    assert data.of_step(9, rewards) == build_step(1, 9, groups, LearnerSettings(groups_per_step=7)).metrics(rewards)
+    assert data.of_step(9, rewards) == data_metrics(
+        build_step(1, 9, groups, LearnerSettings(groups_per_step=7)), rewards
+    )
