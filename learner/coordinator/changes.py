@@ -60,24 +60,18 @@ def begin_start(
     services: digests of what the policy reads from services, by their names for the user.
     """
     source = settings.rewards.reward_source(settings.rollout.environment)
-    of_environment = digests_of(_sampling_files(settings))
     sampling = sampled_by(settings, services, without={"group_size", "temperature"})
     measured_by = f"sampled by {sampling}, solved at {settings.eval.solved_at:g}"
     other = "other prompts or other sampling"
     if settings.is_of_rows:
         measured_by, other = f"{settings.preference!r} {settings.distill!r}", "other rows or another loss"
     sets = {one.name: f"{one.identity(settings.rollout.temperature)}, {measured_by}" for one in held_out}
-    learner = settings.learner
-    code = of_environment | digests_of(user_files("", learner.advantage, learner.loss, learner.correction))
-    code |= digests_of(data_files(map(Path, code)))
     told = dict(_served_code(settings))
     served = {scorer: tells.code for scorer, tells in told.items()}
     # Servers may still hold results that the scorers' earlier code has scored: those are not trained either. Scorers
     # count without their addresses: a cluster that was started again may have others.
     made_by = sampled_by(settings, services, sets, list(served.values()))
-    code |= {scorer: digest for scorer, digest in served.items() if digest is not None}
-    code |= {f"{_DATA}{scorer[0].lower()}{scorer[1:]}": tells.data for scorer, tells in told.items() if tells.data}
-    edited = ledger.begin_code({**code, **services})
+    edited = ledger.begin_code({**_code_digests(settings, told), **services})
     unused = {f"The scorer behind {endpoint.url}" for endpoint in settings.rewards.endpoints if not endpoint.weight}
     rescored = (served.keys() - unused).intersection(edited)
     earlier = ledger.begin_rewards(source, made_by, from_step, incarnation, is_edited=bool(rescored))
@@ -98,6 +92,18 @@ def begin_start(
     if step := int(ledger.meta(REWARDS_SINCE_STEP) or 0):
         metrics["eval/rewards_since"] = step
     return StartChanges(metrics, tuple(notices))
+
+
+def _code_digests(settings: Settings, told: Mapping[str, _Tells]) -> dict[str, str]:
+    """Return the digests of the user's code and of the data files that it names, by their names for the user."""
+    learner = settings.learner
+    code = digests_of(_sampling_files(settings))
+    code |= digests_of(user_files("", learner.advantage, learner.loss, learner.correction))
+    code |= digests_of(data_files(map(Path, code)))
+    code |= {scorer: tells.code for scorer, tells in told.items() if tells.code is not None}
+    return code | {
+        f"{_DATA}{scorer[0].lower()}{scorer[1:]}": tells.data for scorer, tells in told.items() if tells.data
+    }
 
 
 def _notices_of_scorers(told: Mapping[str, _Tells]) -> Iterator[str]:
