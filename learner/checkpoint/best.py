@@ -6,7 +6,7 @@ An evaluation ends after the checkpoint of its step was saved. The checkpoint is
 from collections.abc import Mapping
 from pathlib import Path
 
-from learner.checkpoint.folder import name_of, newer_than, step_of
+from learner.checkpoint.folder import make_room, name_of, newer_than, step_of
 from learner.disk.run_folder import MetricsReader, comparable_since
 from protocol.disk.files import sync
 from protocol.settings.evaluation import EvalSettings
@@ -55,5 +55,6 @@ def _point(root: Path, name: str) -> None:
     aside = root / f".{BEST}"
     aside.unlink(missing_ok=True)
     aside.symlink_to(name)
+    make_room(link)
     aside.replace(link)
     sync(root)

@@ -160,12 +160,16 @@ def set_aside(root: Path, path: Path, highest_step: int) -> Path:
     `latest` names another one of at most highest_step before the folder moves.
     """
     _repoint_latest(root, path, highest_step)
-    number, target = 1, root / f"{_SET_ASIDE}{path.name}"
-    while target.exists():
-        number += 1
-        target = root / f"{_SET_ASIDE}{path.name}-{number}"
-    move_synced(path, target)
-    return target
+    return _move_aside(path)
+
+
+def make_room(link: Path) -> None:
+    """Set aside a folder in a link's place: a program that follows links, such as scp, copied the run's folder.
+
+    Raises: OSError.
+    """
+    if link.is_dir() and not link.is_symlink():
+        _move_aside(link)
 
 
 def point_latest(root: Path, target: Path) -> None:
@@ -173,6 +177,7 @@ def point_latest(root: Path, target: Path) -> None:
     aside = root / f".{LATEST}"
     aside.unlink(missing_ok=True)
     aside.symlink_to(target.name)
+    make_room(root / LATEST)
     failpoint("checkpoint.latest.linked_aside")
     aside.replace(root / LATEST)
     failpoint("checkpoint.latest.replaced")
@@ -232,6 +237,15 @@ def remove(path: Path) -> None:
     failpoint("checkpoint.rotate.renamed")
     shutil.rmtree(aside)
     failpoint("checkpoint.rotate.after_removal")
+
+
+def _move_aside(path: Path) -> Path:
+    number, target = 1, path.with_name(f"{_SET_ASIDE}{path.name}")
+    while target.exists():
+        number += 1
+        target = path.with_name(f"{_SET_ASIDE}{path.name}-{number}")
+    move_synced(path, target)
+    return target
 
 
 def _remove_leftovers(root: Path) -> None:

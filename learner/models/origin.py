@@ -17,8 +17,8 @@ FIRST_REFERENCE = "reference_first"
 
 # Fact -> what differs, and what to change.
 _DIFFERENCES = {
-    "adapters": "policy.lora is {now}, and the checkpoint's adapters are of {then}: the policy would be another one. "
-    "Set rank, alpha and targets back",
+    "adapters": "policy.lora is {now}, and the checkpoint's is {then}: the policy would be another one. Set rank, "
+    "alpha and targets back",
     "base": "the weights in the folder of policy.model are not those to which the checkpoint's adapters belong. Put "
     "the weights back",
     "reference_model": "reference.model is {now}, and the checkpoint holds the reference of a run with {then}. Set it "

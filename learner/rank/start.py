@@ -187,7 +187,7 @@ def _origin(
     checkpoint: Checkpoint | None,
 ) -> dict[str, str]:
     """Return the facts that a resume must share: the adapters and their base, and the reference of the KL."""
-    origin, lora = {}, settings.policy.lora
+    origin, lora = {"adapters": "none"}, settings.policy.lora
     if lora.rank:
         alpha, targets = lora.alpha or float(lora.rank), " ".join(sorted(lora.targets)) or "all"
         origin["adapters"] = f"rank {lora.rank}, alpha {alpha:g}, targets {targets}"

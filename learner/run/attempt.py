@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from learner.checkpoint.copier import CheckpointCopier
+from learner.checkpoint.folder import newer_than, step_of
 from learner.cluster import fleet, processes, ray_door, servers
 from learner.cluster.cluster_loss import check_cluster
-from learner.disk.run_folder import SEARCH_INDEX, MetricsReader
+from learner.disk.run_folder import CHECKPOINTS, SEARCH_INDEX, MetricsReader
 from learner.live.status import RunStatus, write_status
 from learner.live.view import LiveView
 from learner.plan.memory import Sizes
@@ -114,7 +115,7 @@ class RunAttempt:
         training = {rank.ask("train", self._place()): rank.name for rank in self._ranks}
         first = next(iter(training))
         ranks = RankWatch(self._ranks, ray_door.is_done, ray_door.call)
-        checked_at = stopped_at = 0.0
+        checked_at, stopped_at, drain_s = 0.0, 0.0, self.context.settings.run.drain_s
         while training:
             finished = self._finished_ranks(training, ranks)
             training = {reference: name for reference, name in training.items() if name not in finished}
@@ -125,12 +126,13 @@ class RunAttempt:
                 check_cluster(self.context.cluster)
                 self._check_servers(ranks)
                 ranks.poll()
-            if stopped_at and now - stopped_at > self.context.settings.run.drain_s:
-                return f"Stopped. The step after {self.step} did not end in time and was dropped."
+            if stopped_at and now - stopped_at > drain_s:
+                return describe_loss(self.start, self.step, drain_s)
             if self.context.stop.is_set() and not stopped_at:
                 stopped_at = now
                 self._coordinator.stop_after_step.remote("stopped by the user")
-                self.context.view.message("Stopping after this step; again to stop at once.")
+                within = f"this step and its checkpoint, within {drain_s:g} s (run.drain_s)"
+                self.context.view.message(f"Stopping after {within}; again to stop at once.")
         status = self._show(is_final=True)
         ended = str(ray_door.call(first, self._ranks[0].name))
         if status.give_up_reason is not None:
@@ -270,6 +272,17 @@ class RunAttempt:
         first = self._ranks[0]
         phase, is_moving = ray_door.call(first.ask("progress"), first.name, 120.0)
         return str(phase), bool(is_moving)
+
+
+def describe_loss(start: RunStart, step: int, drain_s: float) -> str:
+    """Return the end of a run that was stopped before its checkpoint was there. step: the last that ended."""
+    own = newer_than(start.folder / CHECKPOINTS, start.step)
+    saved = step_of(own[0]) if own else start.step
+    lost = f" Lost: steps {saved + 1} to {step}." if step > saved else ""
+    return (
+        f"Stopped. A step or its checkpoint took longer than run.drain_s = {drain_s:g} s and was dropped.{lost} "
+        f"A resume continues after step {saved}."
+    )
 
 
 def await_plan(context: RunContext) -> Topology:

@@ -71,4 +71,5 @@ def _restore(folder: Path) -> None:
 
 
 def _by_inode(root: Path) -> dict[int, Path]:
-    return {path.stat().st_ino: path.resolve() for path in root.glob("*") if path.is_dir() and not path.is_symlink()}
+    folders = (path for path in root.glob("*") if path.is_dir() and not path.is_symlink() and path.name != LATEST)
+    return {path.stat().st_ino: path.resolve() for path in folders}

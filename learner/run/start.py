@@ -260,8 +260,12 @@ def _go_back_to(checkpoint: Checkpoint, folder: Path) -> None:
         earlier = checkpoint.path.parents[1] / name
         if earlier.exists() and not (folder / name).exists():
             copy_synced(earlier, folder / name)
-    if checkpoint.run_id == folder.name and (checkpoint.path / WANDB_ID).exists() and not (folder / WANDB_ID).exists():
-        copy_synced(checkpoint.path / WANDB_ID, folder / WANDB_ID)
+    page = folder / WANDB_ID
+    if checkpoint.run_id == folder.name:
+        if (checkpoint.path / WANDB_ID).exists() and not page.exists():
+            copy_synced(checkpoint.path / WANDB_ID, page)
+    elif _is_of(folder, checkpoint):  # a copied or renamed folder: the page is the earlier name's
+        page.unlink(missing_ok=True)
 
 
 def _set_aside_accounts(folder: Path) -> None:

@@ -25,6 +25,8 @@ _KL = {"coefficient": 0.05, "form": "k3", "place": "loss"}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "same adapters": (_LORA, _LORA),
     "other alpha": (_LORA, {"lora": {"rank": 4, "alpha": 64.0}}),
+    "without adapters": (_LORA, {}),
+    "adapters of a whole policy": ({}, _LORA),
     "other base": (_LORA, {**_LORA, "model": "other"}),
     "same reference": ({"kl": _KL}, {"kl": _KL}),
     "other reference": ({"kl": _KL}, {"kl": _KL, "model": "other"}),

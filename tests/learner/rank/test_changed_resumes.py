@@ -33,7 +33,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("case", "problem"),
     [
-        ("other alpha", "policy.lora is rank 4, alpha 64, targets all, and the checkpoint's adapters are of rank 4"),
+        (
+            "other alpha",
+            "policy.lora is rank 4, alpha 64, targets all, and the checkpoint's is rank 4, alpha 8, targets",
+        ),
+        ("without adapters", "policy.lora is none, and the checkpoint's is rank 4, alpha 8, targets all: the policy"),
+        ("adapters of a whole policy", "policy.lora is rank 4, alpha 8, targets all, and the checkpoint's is none"),
         ("other base", "the weights in the folder of policy.model are not those to which the checkpoint's adapters"),
         ("other reference", "the weights of the KL's reference are not those of the run's earlier steps"),
         (

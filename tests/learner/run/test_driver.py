@@ -16,6 +16,21 @@ from protocol.settings.loader import save_settings
 from protocol.settings.settings import Settings
 
 
+@pytest.mark.parametrize(
+    ("saved", "step", "loss"),
+    [
+        ([2, 4], 7, "Lost: steps 5 to 7. A resume continues after step 4."),
+        ([2, 4], 4, "dropped. A resume continues after step 4."),
+        ([], 0, "dropped. A resume continues after step 2."),
+    ],
+)
+def test_a_stop_that_dropped_steps_says_which(tmp_path: Path, saved: list[int], step: int, loss: str) -> None:
+    for number in saved:
+        (tmp_path / "checkpoints" / f"step_{number:06d}").mkdir(parents=True)
+    resumed = Checkpoint(tmp_path / "checkpoints" / "step_000002", 2, 2, "a", "model-1")
+    assert attempt.describe_loss(RunStart(tmp_path, resumed), step, 20.0).endswith(loss)
+
+
 class Attempt:
     """Dies in its launch as often as it is told to."""
 

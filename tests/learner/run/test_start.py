@@ -1,5 +1,6 @@
 """The run folder: made whole or not at all."""
 
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -243,6 +244,25 @@ def test_wandb_page_comes_back_with_the_checkpoint_of_the_same_run(tmp_path: Pat
     assert (tmp_path / "new" / "a" / "wandb_run_id").read_text() == "page-1"
     start(tmp_path / "new" / "another-run", str(checkpoint))
     assert not (tmp_path / "new" / "another-run" / "wandb_run_id").exists()
+
+
+def test_copy_of_a_run_folder_begins_a_wandb_page_of_its_own(tmp_path: Path) -> None:
+    save(tmp_path / "a", 2, wandb_id="page-1")
+    (tmp_path / "a" / "wandb_run_id").write_text("page-1")
+    shutil.copytree(tmp_path / "a", tmp_path / "b", symlinks=True)
+    for name in ("a", "b"):
+        start(tmp_path / name)
+    assert (tmp_path / "a" / "wandb_run_id").read_text() == "page-1"
+    assert not (tmp_path / "b" / "wandb_run_id").exists()
+
+
+def test_run_folder_resumes_after_a_copy_that_followed_its_links(folder: Path) -> None:
+    copy = folder.with_name("copy")
+    shutil.copytree(folder, copy)
+    assert not (copy / "checkpoints" / "latest").is_symlink()
+    start(copy)
+    assert (copy / "checkpoints" / "latest").readlink() == Path("step_000006")
+    assert steps(copy) == ["latest", "set_aside_latest", "step_000002", "step_000004", "step_000006"]
 
 
 @pytest.mark.parametrize("name", ["models.json", "search_index"])
