@@ -14,7 +14,6 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CONNECTION_CLOSED,
     INVALID_PARAMS,
-    REQUEST_TIMEOUT,
     CallToolResult,
     EmbeddedResource,
     ResourceLink,
@@ -158,10 +157,9 @@ class McpClient:
         except MCPError as error:
             if error.code == INVALID_PARAMS:
                 raise ToolRefusal(error.message) from None
-            if error.code == REQUEST_TIMEOUT:
-                await self._check_alive(connection)
-            elif error.code == CONNECTION_CLOSED:
+            if error.code == CONNECTION_CLOSED:
                 connection.leave()
+            await self._check_alive(connection)  # behind a URL it may have forgotten the session
             raise NeighbourError(self._boundary, one_line(error.message)) from error
         except Exception as error:  # errors of the library, of the network, of one result, such as its structure
             await self._check_alive(connection)

@@ -17,6 +17,7 @@ from protocol.settings.tools import McpServer
 from rollout.environments.base import ToolRefusal
 from rollout.neighbours.tools.mcp.server import McpClient, McpTools, text_of
 from tests.fakes import mcp_server
+from tests.fakes.http_servers import Answer, Received, scripted_server
 from tests.fakes.ports import free_port
 
 COMMAND = [sys.executable, mcp_server.__file__]
@@ -280,3 +281,34 @@ async def test_server_behind_a_url_is_found_again_once_it_is_back() -> None:
             await client.call("keep", {"note": "a"})
         with _serving(port):
             assert (await kept())[0] != first[0]
+
+
+async def test_server_that_forgot_the_session_gets_another_one() -> None:
+    known: list[str] = []  # sessions, as most servers have them: those of the library's first generation
+
+    def answer(request: Received) -> Answer:
+        body, session = request.body, request.headers.get("mcp-session-id")
+
+        def reply(status: int = 200, **what: Any) -> Answer:
+            headers = {"content-type": "application/json", **({"mcp-session-id": known[-1]} if known else {})}
+            return Answer({"jsonrpc": "2.0", "id": body.get("id"), **what}, status, headers=headers)
+
+        if body["method"] == "initialize":
+            known.append(f"session{len(known)}")
+            about = {"serverInfo": {"name": "things", "version": "1"}, "capabilities": {"tools": {}}}
+            return reply(result={"protocolVersion": "2025-06-18", **about})
+        if session is not None and session != known[-1]:
+            return reply(404, error={"code": -32600, "message": "Session not found"})
+        if body["method"] == "tools/call":
+            return reply(result={"content": [{"type": "text", "text": session}]})
+        if body["method"] == "tools/list":
+            return reply(result={"tools": [{"name": "where", "inputSchema": {"type": "object"}}]})
+        return reply(404, error={"code": -32601, "message": "Method not found"})
+
+    with scripted_server() as server:
+        async with _client(command=[], url=server.script_by("mcp", answer)) as client:
+            assert await client.call("where", {}) == "session0"
+            known.append("restarted")
+            with pytest.raises(NeighbourError, match="Session not found"):
+                await client.call("where", {})
+            assert await client.call("where", {}) == "session2"
