@@ -1,4 +1,6 @@
-"""A start that is refused leaves the run folder as it was: accounts, settings, and the names of its checkpoints.
+"""A start that is refused, or stopped before it trains, leaves the run folder as it was.
+
+These are its accounts, settings, and the names of its checkpoints.
 
 Links keep the old files, which a start replaces and never writes in place.
 """
@@ -29,7 +31,10 @@ _KEPT = ".before_start"
 
 @contextlib.contextmanager
 def undone_if_refused(folder: Path) -> Iterator[None]:
-    """Restore the folder after an error in the block, unless `accept_start` was called."""
+    """Restore the folder after the block, unless `accept_start` was called.
+
+    A new run that was stopped stays: its folder held nothing before.
+    """
     kept, root = folder / _KEPT, folder / CHECKPOINTS
     accept_start(folder)  # left by a killed command
     checkpoints, latest = _by_inode(root), (root / LATEST).resolve()
@@ -40,17 +45,17 @@ def undone_if_refused(folder: Path) -> Iterator[None]:
                 os.link(folder / name, kept / name)
     except OSError:  # a file system without links keeps none
         accept_start(folder)
+    is_undone = True
     try:
         yield
-    except BaseException:
-        if kept.exists():
+        is_undone = bool(checkpoints)
+    finally:
+        if is_undone and kept.exists():
             _restore(folder)
             for inode, path in _by_inode(root).items():
                 path.rename(checkpoints.get(inode, path))
             if latest in checkpoints.values():
                 point_latest(root, latest)
-        raise
-    finally:
         accept_start(folder)
 
 
