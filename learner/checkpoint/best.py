@@ -3,7 +3,7 @@
 An evaluation ends after the checkpoint of its step was saved. The checkpoint is kept until its score is known.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 from learner.checkpoint.folder import make_room, name_of, newer_than, step_of
@@ -26,12 +26,20 @@ def keep_best(root: Path, run: Path, evals: EvalSettings) -> set[int]:
     steps = set(map(step_of, newer_than(root, -1)))
     scores, evaluated = _read_scores(run, evals.best)
     unscored = {step for step in steps if step > evaluated and step % evals.every_steps == 0}
-    scored = {step: score for step, score in scores.items() if step in steps}
-    best = find_best(scored, is_highest=evals.best_is == "highest")
-    if best is None:
+    if (best := _best_of(scores, steps, evals)) is None:
         return unscored
     _point(root, name_of(best))
     return unscored | {best}
+
+
+def best_of(steps: Container[int], run: Path, evals: EvalSettings) -> int | None:
+    """Return the best evaluated one of these steps, by eval.best; None without any. run: as of `keep_best`."""
+    return None if evals.best is None else _best_of(_read_scores(run, evals.best)[0], steps, evals)
+
+
+def _best_of(scores: Mapping[int, float], steps: Container[int], evals: EvalSettings) -> int | None:
+    scored = {step: score for step, score in scores.items() if step in steps}
+    return find_best(scored, is_highest=evals.best_is == "highest")
 
 
 def find_best(scores: Mapping[int, float], *, is_highest: bool) -> int | None:

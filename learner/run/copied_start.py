@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from learner.checkpoint.best import best_of
 from learner.checkpoint.copier import CheckpointCopier
 from learner.checkpoint.folder import name_of
 from learner.checkpoint.manifest import CorruptCheckpointError, verify
@@ -13,6 +14,7 @@ from learner.run.start import RunStart, lock_folder, plan_start
 from learner.run.terminal import say
 from protocol.disk.files import move_synced
 from protocol.errors import OperatorError
+from protocol.settings.evaluation import EvalSettings
 from protocol.settings.loader import saved_run_name
 from protocol.settings.settings import Settings
 
@@ -33,7 +35,11 @@ def start_with_copies(settings: Settings, model_digest: str) -> RunStart:
         steps = copy.steps()
         if start.checkpoint is None:
             copy.check_writable()
-        if settings.run.resume == "auto" and _is_of_this_run(copy, start, settings) and _fetch_newest(copy, start):
+        if (
+            settings.run.resume == "auto"
+            and _is_of_this_run(copy, start, settings)
+            and _fetch_newest(copy, start, settings)
+        ):
             fetched = plan_start(settings.run, model_digest)
             # The fetched run may be complete: then the next run's checkpoints are fetched too.
             return fetched if fetched.run_id == start.run_id else start_with_copies(settings, model_digest)
@@ -71,8 +77,8 @@ def _is_of_this_run(copy: RunCopy, start: RunStart, settings: Settings) -> bool:
     return saved_run_name(copy.read_settings()) == settings.run.name
 
 
-def _fetch_newest(copy: RunCopy, start: RunStart) -> bool:
-    """Fetch the newest whole checkpoint; return False when none is newer than the local ones.
+def _fetch_newest(copy: RunCopy, start: RunStart, settings: Settings) -> bool:
+    """Fetch the newest whole checkpoint, and the best one; return False when none is newer than the local ones.
 
     Raises: StoreError when checkpoints are newer and none is whole; OperatorError for a full disk; as `lock_folder`.
     """
@@ -84,6 +90,7 @@ def _fetch_newest(copy: RunCopy, start: RunStart) -> bool:
         with lock_folder(start):
             try:
                 _fetch(copy, step, start.folder)
+                _fetch_best(copy, step, start.folder, settings.eval)
             except CorruptCheckpointError as error:
                 problem = f"the copy of step {step} is not whole ({error})"
                 say(f"{copy.url}: {problem}. An older one is tried.")
@@ -97,6 +104,18 @@ def _fetch_newest(copy: RunCopy, start: RunStart) -> bool:
     if problem:
         raise StoreError(problem)
     return False
+
+
+def _fetch_best(copy: RunCopy, newest: int, folder: Path, evals: EvalSettings) -> None:
+    """Fetch the best of the checkpoints before the newest one: copies that the run folder lacks are removed."""
+    step = best_of([each for each in copy.steps() if each <= newest], folder, evals)
+    if step is None or (folder / CHECKPOINTS / name_of(step)).exists():
+        return
+    say(f"Fetching the best checkpoint, of step {step}, from {copy.url}.")
+    try:
+        _fetch(copy, step, folder)
+    except (CorruptCheckpointError, StoreError) as error:
+        say(f"The best checkpoint, of step {step}, is lost: its copy cannot be fetched ({error}).")
 
 
 def _fetch(copy: RunCopy, step: int, folder: Path) -> None:

@@ -11,6 +11,7 @@ from learner.checkpoint.manifest import Checkpoint, verify
 from learner.checkpoint.run_copy import RunCopy
 from learner.run.copied_start import start_with_copies
 from protocol.errors import OperatorError, SettingsError
+from protocol.settings.evaluation import EvalSettings
 from protocol.settings.loader import save_settings
 from protocol.settings.settings import Settings
 from tests.fakes.checkpoints import commit
@@ -52,6 +53,22 @@ def test_machine_without_the_run_goes_on_from_the_newest_copy(
     assert start.notice == f"Resuming {folder} from step 40."
     assert (folder / "metrics.jsonl").read_text() == '{"step": 40}\n'
     assert f"Fetching the checkpoint of step 40 from {url}/my-run." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("best", "fetched"), [("eval/held_out/reward", [20, 60]), (None, [60])])
+def test_best_checkpoint_is_fetched_with_the_newest(
+    tmp_path: Path, url: str, best: str | None, fetched: list[int]
+) -> None:
+    for step in (20, 40, 60):
+        put(tmp_path, url, step)
+    scores = ((20, 0.75), (40, 0.25), (60, 0.5))
+    lines = [f'{{"step": {step}, "eval/step": {step}, "eval/held_out/reward": {score}}}\n' for step, score in scores]
+    (tmp_path / "store" / "my-run" / "metrics.jsonl").write_text("".join(lines))
+    evals = EvalSettings(every_steps=20, best=best)
+    given = settings(tmp_path, url).model_copy(update={"eval": evals})
+    assert start_with_copies(given, "model-1").step == 60
+    root = tmp_path / "here" / "my-run" / "checkpoints"
+    assert sorted(path.name for path in root.iterdir()) == [f"step_{step:06d}" for step in fetched]
 
 
 def test_newer_copy_is_fetched_over_an_older_checkpoint_and_an_older_one_is_not(tmp_path: Path, url: str) -> None:
