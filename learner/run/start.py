@@ -71,28 +71,7 @@ def plan_start(run: RunSettings, model_digest: str) -> RunStart:
 
 def _choose(folder: Path, run: RunSettings, model_digest: str) -> RunStart:
     if run.resume not in ("auto", "never"):
-        named = _of_model(open_checkpoint(Path(run.resume)), model_digest)
-        has_begun = _began_from(folder, named)
-        if not (has_begun or _is_of(folder, named)) and _is_used(folder):
-            raise SettingsError(
-                f"settings: run.resume = {run.resume} is not a checkpoint of {folder}, which holds a run already: "
-                "their records would be mixed. Choose another run.name."
-            )
-        own = newest_valid(folder / CHECKPOINTS) if has_begun else None
-        if own is None or (_is_of(folder, named) and own.step <= named.step):
-            if named.step >= run.max_steps:
-                raise SettingsError(
-                    f"settings: run.resume = {run.resume} is of step {named.step}, and run.max_steps is "
-                    f"{run.max_steps}: no step is left. Raise run.max_steps, or begin with its weights: set "
-                    f"policy.model to {named.path / 'model'}, without run.resume."
-                )
-            return RunStart(folder, named, f"Resuming from {named.path}.{_set_aside_notice(folder, named)}")
-        if own.step >= run.max_steps:
-            raise SettingsError(f"settings: {folder} is complete at step {own.step}. Choose another run.name.")
-        start = _resume(folder, _of_model(own, model_digest))
-        return replace(
-            start, notice=f"{start.notice} The last start began at run.resume; remove newer ones to go back."
-        )
+        return _choose_named(folder, run, model_digest)
     checkpoint = newest_valid(folder / CHECKPOINTS)
     if checkpoint is None and not (folder / LEDGER).exists():
         return RunStart(folder, None)
@@ -104,6 +83,34 @@ def _choose(folder: Path, run: RunSettings, model_digest: str) -> RunStart:
     if checkpoint is not None and checkpoint.step >= run.max_steps:
         return _start_after(folder, checkpoint.step, run, model_digest)
     return _resume(folder, checkpoint and _of_model(checkpoint, model_digest))
+
+
+def _choose_named(folder: Path, run: RunSettings, model_digest: str) -> RunStart:
+    """Return the start of a command with a checkpoint's path."""
+    path = Path(run.resume).resolve()
+    has_begun = _began_from(folder, path)
+    own = newest_valid(folder / CHECKPOINTS) if has_begun else None
+    # The run that made the named checkpoint may have removed it since, as older ones are.
+    if own is None or path.exists() or own.path.name < path.name:
+        named = _of_model(open_checkpoint(Path(run.resume)), model_digest)
+        if not (has_begun or _is_of(folder, named)) and _is_used(folder):
+            raise SettingsError(
+                f"settings: run.resume = {run.resume} is not a checkpoint of {folder}, which holds a run already: "
+                "their records would be mixed. Choose another run.name."
+            )
+        if own is None or (_is_of(folder, named) and own.step <= named.step):
+            if named.step >= run.max_steps:
+                raise SettingsError(
+                    f"settings: run.resume = {run.resume} is of step {named.step}, and run.max_steps is "
+                    f"{run.max_steps}: no step is left. Raise run.max_steps, or begin with its weights: set "
+                    f"policy.model to {named.path / 'model'}, without run.resume."
+                )
+            return RunStart(folder, named, f"Resuming from {named.path}.{_set_aside_notice(folder, named)}")
+    if own.step >= run.max_steps:
+        raise SettingsError(f"settings: {folder} is complete at step {own.step}. Choose another run.name.")
+    start = _resume(folder, _of_model(own, model_digest))
+    back = "; remove newer ones to go back" if path.exists() else ", which has been removed"
+    return replace(start, notice=f"{start.notice} The last start began at run.resume{back}.")
 
 
 def _start_after(complete: Path, last_step: int, run: RunSettings, model_digest: str) -> RunStart:
@@ -210,10 +217,10 @@ def _is_used(folder: Path) -> bool:
     return bool(newer_than(folder / CHECKPOINTS, -1)) or any((folder / name).exists() for name in RECORDS)
 
 
-def _began_from(folder: Path, checkpoint: Checkpoint) -> bool:
+def _began_from(folder: Path, path: Path) -> bool:
     """Return whether the command of the folder's last start named this checkpoint."""
     try:
-        return Path(load_saved_settings(folder / SETTINGS).run.resume).resolve() == checkpoint.path
+        return Path(load_saved_settings(folder / SETTINGS).run.resume).resolve() == path
     except SettingsError:
         return False
 

@@ -247,20 +247,26 @@ def test_wandb_page_comes_back_with_the_checkpoint_of_the_same_run(tmp_path: Pat
     assert not (tmp_path / "new" / "another-run" / "wandb_run_id").exists()
 
 
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_command_that_named_a_checkpoint_resumes_after_its_removal(folder: Path, name: str) -> None:
+    named = folder / "checkpoints" / "step_000002"
+    run = settings_of(folder.with_name(name), str(named))
+    prepare_folder(plan_start(run, "model-1"), Settings(run=run))
+    save(folder.with_name(name), 8)
+    shutil.rmtree(named)  # as a run removes its older checkpoints
+    assert plan_start(run, "model-1").step == 8
+
+
 def test_copy_of_a_run_folder_begins_a_wandb_page_of_its_own(tmp_path: Path) -> None:
     save(tmp_path / "a", 2, wandb_id="page-1")
     (tmp_path / "a" / "wandb_run_id").write_text("page-1")
     shutil.copytree(tmp_path / "a", tmp_path / "b", symlinks=True)
-    for name in ("a", "b"):
-        start(tmp_path / name)
-    assert (tmp_path / "a" / "wandb_run_id").read_text() == "page-1"
+    start(tmp_path / "b")
     assert not (tmp_path / "b" / "wandb_run_id").exists()
 
 
 def test_run_folder_resumes_after_a_copy_that_followed_its_links(folder: Path) -> None:
-    copy = folder.with_name("copy")
-    shutil.copytree(folder, copy)
-    assert not (copy / "checkpoints" / "latest").is_symlink()
+    copy = shutil.copytree(folder, folder.with_name("copy"))
     start(copy)
     assert (copy / "checkpoints" / "latest").readlink() == Path("step_000006")
     assert steps(copy) == ["latest", "set_aside_latest", "step_000002", "step_000004", "step_000006"]
