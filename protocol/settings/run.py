@@ -50,7 +50,7 @@ class RunSettings(Section):
         3, description="Restarts in a row that reach no new step, after a crash; 0: the run ends at a crash."
     )
     drain_s: Seconds = Field(
-        20.0,
+        1500.0,
         description="Longest time from Ctrl-C or SIGTERM for the step under way and its checkpoint. If they take "
         "longer, the steps since the checkpoint before are lost.",
     )
