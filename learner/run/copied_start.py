@@ -52,9 +52,10 @@ def start_with_copies(settings: Settings, model_digest: str) -> RunStart:
         unanswered = f"{copy.url} does not answer ({error}): the run resumes without newer checkpoints from there."
         return replace(start, notice=f"{start.notice} {unanswered}" if start.notice else unanswered)
     if steps and (start.checkpoint is None or not start.seen):  # not seen: it starts from another run's checkpoint
+        again = "" if settings.run.resume == "auto" else " To continue that run, set run.resume to auto."
         raise OperatorError(
             f"{copy.url} holds checkpoints of a run {start.run_id}, up to step {steps[-1]}, and this run of that name "
-            "is new: both would be mixed there. Choose another run.name or learner.copy_checkpoints_to."
+            f"is new: both would be mixed there. Choose another run.name or learner.copy_checkpoints_to.{again}"
         )
     return start
 

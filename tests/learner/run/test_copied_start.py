@@ -141,7 +141,8 @@ def test_new_run_is_not_mixed_with_copies_of_another_of_its_name(tmp_path: Path,
         start_with_copies(settings(tmp_path, url, resume="never"), "model-1")
     assert str(refused.value) == (
         f"{url}/my-run holds checkpoints of a run my-run, up to step 20, and this run of that name is new: both would "
-        "be mixed there. Choose another run.name or learner.copy_checkpoints_to."
+        "be mixed there. Choose another run.name or learner.copy_checkpoints_to. To continue that run, set run.resume "
+        "to auto."
     )
 
 
