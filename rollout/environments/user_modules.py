@@ -32,6 +32,19 @@ def forget_user_modules() -> None:
     importlib.invalidate_caches()
 
 
+def send_whole(folder: Path) -> None:
+    """Make Ray send what users' modules in this folder define, not its name: Ray's own processes cannot import it.
+
+    verl's search tool works in such processes, and answers with the failure of their import.
+    """
+    if "ray" in sys.modules:
+        from ray import cloudpickle
+
+        for module in [sys.modules[name] for name in _user_modules()]:
+            if Path(str(module.__file__)).resolve().is_relative_to(folder):
+                cloudpickle.register_pickle_by_value(module)
+
+
 def _user_modules() -> Iterator[str]:
     files = {
         name: path

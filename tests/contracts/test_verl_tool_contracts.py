@@ -167,6 +167,19 @@ async def test_tool_of_each_release_is_created_called_and_released(tmp_path: Pat
     assert sys.modules[module].log == [("create", "4"), ("release", 0)]
 
 
+async def test_process_of_ray_gets_what_copied_modules_define(tmp_path: Path) -> None:
+    # As verl's search tool, which works in such a process. It cannot import the modules.
+    (tmp_path / "work_copied.py").write_text("def parse(answer):\n    return f'parsed {answer} elsewhere'\n")
+    process = "import pickle, sys; kind, parse = pickle.load(sys.stdin.buffer); print(parse(kind.__name__), end='')"
+    head = "import subprocess, sys\n\nimport ray\n\nfrom verl.tools.work_copied import parse\n"
+    sent = "input=ray.cloudpickle.dumps((type(self), parse)), capture_output=True"
+    answer = f'ToolResponse(text=subprocess.run([sys.executable, "-c", {process!r}], {sent}).stdout.decode())'
+    code = head + NEW.replace("""ToolResponse(text=f"parsed {parameters['answer']}{self.config['mark']}")""", answer)
+    trajectory, engine = await _played(_written(tmp_path, "verl.tools.guess_afar", code), ["4"], ToolsSettings())
+    assert isinstance(trajectory, Trajectory), trajectory
+    assert MODEL.result.format(text="parsed Guess elsewhere") in engine.decode(trajectory.tokens.tolist())
+
+
 @pytest.mark.parametrize(("reward", "given"), [("steps", -0.1), ("final", 1.0)])
 async def test_rewards_of_a_tool_count_as_the_setting_says(tmp_path: Path, reward: Any, given: float) -> None:
     path = _written(tmp_path, f"guess_{reward}", NEW)

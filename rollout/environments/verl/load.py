@@ -13,6 +13,7 @@ from protocol.errors import SettingsError
 from protocol.one_line import one_line
 from protocol.settings.tools import ToolsSettings
 from rollout.environments.tool_use.tool_use import MakeToolUse
+from rollout.environments.user_modules import send_whole
 from rollout.environments.verl.base_classes import function_schema_class, offer_base_classes
 from rollout.environments.verl.tools import VerlTool, VerlToolbox
 
@@ -62,6 +63,7 @@ def _make_tool(path: Path, place: str, entry: Any) -> VerlTool:
     if (kind := config.get("type", "native")) != "native":
         raise _error(path, f"{place} has the type {kind}: only native tools are run here.")
     tool_class = _import_class(path, place, entry["class_name"])
+    send_whole(path.resolve().parent)
     schema = entry.get("tool_schema")
     try:
         parsed = function_schema_class().model_validate(schema) if schema is not None else None
