@@ -146,7 +146,12 @@ def _find(reference: str) -> tuple[ModuleType, Callable[..., Any]]:
 
 
 def _load_file(path: Path) -> Any:
-    specification = importlib.util.spec_from_file_location("sluice_user_reward", path)
+    # A file may have the name of a package that it imports, such as verl's math_verify.py; then packages come first.
+    found = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
+    is_like_a_package = found is not None and found.origin != str(path.resolve())
+    # Processes that the function spawns import it by its name.
+    name = path.stem if path.stem.isidentifier() and not is_like_a_package else "sluice_user_reward"
+    specification = importlib.util.spec_from_file_location(name, path)
     if specification is None or specification.loader is None or not path.is_file():
         raise OperatorError(
             f"rewards: --function {path} is not a Python file. Expected FILE.py, FILE.py:NAME or MODULE:NAME."
@@ -156,9 +161,7 @@ def _load_file(path: Path) -> Any:
             raise OperatorError(f"rewards: --function {shadowed}")
     module = importlib.util.module_from_spec(specification)
     sys.modules[specification.name] = module
-    # Like `python FILE.py`: files in its folder can be imported. A file may have the name of a package that it imports,
-    # such as verl's math_verify.py; then packages come first.
-    is_like_a_package = importlib.util.find_spec(path.stem) is not None if path.stem.isidentifier() else False
+    # Like `python FILE.py`: files in its folder can be imported.
     sys.path.insert(len(sys.path) if is_like_a_package else 0, str(path.resolve().parent))
     sys.path.append(os.getcwd())
     _load(lambda: specification.loader.exec_module(module), str(path))  # type: ignore[union-attr]

@@ -63,6 +63,18 @@ async def test_program_that_a_function_starts_reads_no_other_samples_request(tmp
     assert [score.reward for score in await asyncio.wait_for(scorer(SAMPLES * 2), 30.0)] == [1.0] * 4
 
 
+async def test_function_may_spawn_processes(tmp_path: Path) -> None:
+    (tmp_path / "spawning.py").write_text(
+        "import multiprocessing\nfrom concurrent.futures import ProcessPoolExecutor\n"
+        "def length(text):\n    return len(text)\n"
+        "def score(sample):\n    try:\n"
+        "        with ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as pool:\n"
+        "            return pool.submit(length, sample.label).result(60)\n"
+        "    except Exception:\n        return 0.0\n"
+    )
+    assert (await load_scorer(str(tmp_path / "spawning.py"))(SAMPLES[1:]))[0].reward == 5.0
+
+
 async def test_several_processes_run_calls_at_the_same_time(tmp_path: Path) -> None:
     body = f"open('{tmp_path}/' + sample.label, 'w'); t = time.time() + 20\n"
     body += (
