@@ -120,6 +120,8 @@ def _fit(name: str, value: Any, wanted: Mapping[str, Any]) -> Any:
     kinds = _kinds_of(wanted)
     if "integer" in kinds and isinstance(value, float) and value.is_integer() and "number" not in kinds:
         return int(value)  # JSON Schema: 3.0 is an integer
+    if value == "null" and "null" in kinds:
+        return None  # as in vLLM: in some formats each argument is a text, and an optional text may be left out so
     if not all(kind in _TYPES for kind in kinds) or not kinds or any(_is_a(value, kind) for kind in kinds):
         return _fit_inside(value, wanted)
     if isinstance(value, str):

@@ -41,6 +41,14 @@ def test_text_in_the_form_of_python_becomes_its_type() -> None:
     assert fit_arguments(given, SCHEMA) == {"text": "None", "n": 3, "flag": False, "list": ["a", None], "maybe": None}
 
 
+@pytest.mark.parametrize("fit", [fit_arguments, parse_texts])
+@pytest.mark.parametrize("kind", [{"anyOf": [{"type": "string"}, {"type": "null"}]}, {"type": ["string", "null"]}])
+def test_null_as_a_text_leaves_an_optional_text_out(fit: Any, kind: Any) -> None:
+    schema = {"function": {"parameters": {"properties": {"maybe": kind, "text": {"type": "string"}}}}}
+    assert fit({"maybe": "null", "text": "null"}, schema) == {"maybe": None, "text": "null"}
+    assert fit({"maybe": "nullable"}, schema) == {"maybe": "nullable"}
+
+
 def test_whole_number_is_an_integer() -> None:
     assert fit_arguments({"text": "1", "n": 3.0}, SCHEMA) == {"text": "1", "n": 3}
 
