@@ -27,8 +27,10 @@ from protocol.node.identity import process_space, started_ticks
 _OBJECT_STORE_BYTES = 200_000_000
 _TERM_S = 3.0  # Ray has nothing to save
 _NUM_SESSIONS = 3  # sessions whose logs are kept
-# Defaults for Ray's own settings; a user's values stay.
+# Defaults of Ray's own settings and of its processes; a user's values stay.
 _RAY_SETTINGS = {
+    # Ranks on CPUs: threads that spin while they wait take the cores of engines, coordinator and other programs.
+    "OMP_WAIT_POLICY": "PASSIVE",
     # Health checks, 13 s each, that a node may miss before Ray takes it for dead. Ray's default of 5 is a minute: too
     # short for a network cut of a minute, after which TCP may need most of another minute.
     "RAY_health_check_failure_threshold": "10",

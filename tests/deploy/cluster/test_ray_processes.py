@@ -37,6 +37,15 @@ def test_run_that_is_stopped_as_a_ray_job_has_the_time_to_save_that_stop_cluster
     assert ray_environment(Home(tmp_path), "127.0.0.1")["RAY_JOB_STOP_WAIT_TIME_S"] == "1800"
 
 
+def test_threads_of_a_rank_sleep_while_they_wait_unless_the_user_decides_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert ray_environment(Home(tmp_path), "127.0.0.1")["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert ray_environment(Home(tmp_path), "127.0.0.1")["OMP_WAIT_POLICY"] == "active"
+
+
 @pytest.mark.parametrize("maker", ["CUDA", "HIP"])
 def test_every_process_sees_its_own_gpu_only_whatever_other_frameworks_scripts_export(
     maker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
