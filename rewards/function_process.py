@@ -60,6 +60,9 @@ def load_scorer(reference: str, number: int = 1, reads: str = "auto", label_name
     if first.greeting["reads_calls"]:
         given = "a completion here is one message with the texts of the conversation, without tool_calls"
         print(f"rewards: {reference} looks for calls or replies of tools, and {given}.", file=sys.stderr)
+    elif decided == "messages":
+        given = "one message, which holds all turns of a conversation and the replies of tools"
+        print(f"rewards: {reference} gets each completion as {given}.", file=sys.stderr)
     files = tuple(first.greeting["files"])
     if first.greeting["is_async"]:
         return ServedScorer(UserFunction(reference, decided, label_name).score, first.greeting["digest"], files)

@@ -62,4 +62,6 @@ def test_function_that_looks_for_calls_of_tools_is_named(
     path = tmp_path / "reward.py"
     path.write_text(f"def score(completions): return [float('{name}' in each[0]) for each in completions]\n")
     load_scorer(str(path), reads="messages")
-    assert ("looks for calls or replies of tools, and a completion here is" in capfd.readouterr().err) is is_named
+    said = capfd.readouterr().err
+    assert ("looks for calls or replies of tools, and a completion here is" in said) is is_named
+    assert ("gets each completion as one message, which holds all turns of a conversation" in said) is not is_named
