@@ -21,9 +21,10 @@ if __name__ == "__main__":
 from rich.console import Console
 from rich.table import Table
 
-from learner.disk.run_folder import LEDGER, MetricsReader, read_only_uri
+from learner.disk.run_folder import LEDGER, SETTINGS, MetricsReader, read_only_uri
 from learner.run.command import main as run
 from protocol.settings.evaluation import MAIN_SET
+from protocol.settings.loader import GIVEN, load_saved_settings
 from protocol.settings.section import LARGEST_COUNT
 
 _ABOUT = """\
@@ -42,12 +43,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--num-prompts", type=int, default=LARGEST_COUNT, help="number of prompts of each set")
     parser.add_argument("--name", help="name of the run folder; by default the model's name and the time")
     parser.add_argument("--dir", default="runs", help="folder that holds the run folder")
-    parser.add_argument("--config", help="settings file, as of sluice run")
+    parser.add_argument("--config", help="settings file, as of sluice run; of a run's folder, by default that run's")
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON object, last of all")
     options, settings = parser.parse_known_args(arguments)
     name = options.name or f"evaluate-{plain_name(Path(options.model).name)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    of_config = ["--config", options.config] if options.config is not None else []
-    if status := run([*of_config, *settings, *options_of(options, name)]):
+    if status := run([*config_of(options), *settings, *options_of(options, name)]):
         return status
     folder = Path(options.dir).expanduser() / name
     line = newest_evaluation(folder)
@@ -102,6 +102,22 @@ def model_of(given: str) -> str:
     """Return the model that an argument names; of a run's folder, the model of its newest checkpoint."""
     newest = Path(given).expanduser() / "checkpoints" / "latest" / "model"
     return str(newest) if newest.is_dir() else given
+
+
+def config_of(options: argparse.Namespace) -> list[str]:
+    """Return the option of the settings file: the given one, or those of the run whose folder is the model.
+
+    A run of rows has no environment and no rewards: its settings are not taken. Raises: SettingsError for broken ones.
+    """
+    folder = Path(options.model).expanduser()
+    if options.config is not None:
+        return ["--config", options.config]
+    if model_of(options.model) == options.model or not (folder / GIVEN).is_file():
+        return []
+    if load_saved_settings(folder / SETTINGS).is_of_rows:
+        return []
+    print(f"The settings are those of the run: {folder / GIVEN}. --config gives others.", file=sys.stderr, flush=True)
+    return ["--config", str(folder / GIVEN)]
 
 
 def _parse_set(given: str, number: int) -> tuple[str, str]:

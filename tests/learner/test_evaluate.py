@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from learner import evaluate
-from learner.evaluate import newest_evaluation, options_of, scores_of, scores_table
+from learner.evaluate import config_of, newest_evaluation, options_of, scores_of, scores_table
 from learner.ledger.ledger import Ledger
 from learner.plan.needs import needs_prompts, needs_rollouts
-from protocol.settings.loader import load_settings
+from protocol.settings.loader import load_settings, save_settings
 
 
 def test_an_evaluation_alone_is_a_run_of_no_steps_prompts_or_checkpoints() -> None:
@@ -54,6 +54,25 @@ def test_model_of_a_run_is_that_of_its_newest_checkpoint(tmp_path: Path) -> None
     given = Namespace(model=str(tmp_path), sets=["a.jsonl"], samples=1, num_prompts=9, dir="runs")
     settings = load_settings(None, options_of(given, "mine"))
     assert settings.policy.model == str(tmp_path / "checkpoints" / "latest" / "model")
+
+
+@pytest.mark.parametrize(("objective", "environment"), [("policy_gradient", "search"), ("sft", "single_turn")])
+def test_a_run_is_scored_with_its_own_settings_unless_others_are_given(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], objective: str, environment: str
+) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints" / "latest" / "model").mkdir(parents=True)
+    given = tmp_path / "a.yaml"
+    own = "rollout: {environment: search}" if objective == "policy_gradient" else "learner: {lr: 1.0e-5}"
+    given.write_text(f"objective: {objective}\n{own}\n")
+    save_settings(load_settings(given, []), run / "settings.yaml")
+    options = Namespace(model=str(run), sets=["a.jsonl"], samples=1, num_prompts=9, dir="runs", config=None)
+    taken = config_of(options)
+    settings = load_settings(Path(taken[1]) if taken else None, options_of(options, "mine"))
+    assert (settings.rollout.environment, settings.objective) == (environment, "policy_gradient")
+    assert ("The settings are those of the run" in capfd.readouterr().err) is (objective == "policy_gradient")
+    assert config_of(Namespace(model=str(run), config="b.yaml")) == ["--config", "b.yaml"]
+    assert config_of(Namespace(model=str(tmp_path), config=None)) == []
 
 
 def test_scores_are_read_by_set_and_shown_with_their_errors(tmp_path: Path) -> None:
