@@ -63,12 +63,12 @@ def load_scorer(reference: str, number: int = 1, reads: str = "auto", label_name
     elif decided == "messages":
         given = "one message, which holds all turns of a conversation and the replies of tools"
         print(f"rewards: {reference} gets each completion as {given}.", file=sys.stderr)
-    files = tuple(first.greeting["files"])
+    what_decides = first.greeting["digest"], tuple(first.greeting["files"]), first.greeting["called"]
     if first.greeting["is_async"]:
-        return ServedScorer(UserFunction(reference, decided, label_name).score, first.greeting["digest"], files)
+        return ServedScorer(UserFunction(reference, decided, label_name).score, *what_decides)
     # Processes that start later refuse edited code: one service never scores by two versions.
     pool = ProcessPool((module, reference, decided, label_name, first.greeting["digest"]), number, first)
-    return ServedScorer(_pooled_scorer(pool, first.greeting["takes_batch"]), first.greeting["digest"], files)
+    return ServedScorer(_pooled_scorer(pool, first.greeting["takes_batch"]), *what_decides)
 
 
 def _pooled_scorer(pool: ProcessPool, takes_batch: bool) -> Scorer:
@@ -106,6 +106,7 @@ def main(reference: str, reads: str, label_name: str, digest: str = "") -> None:
                                     "reads_prompts": function.reads_prompts,
                                     "compares_samples": not digest and function.compares_samples(),
                                     "digest": function.digest,
+                                    "called": function.called,
                                     "files": [str(file) for file in function.files]}  # fmt: skip
     except OperatorError as error:
         greeting = {"problem": str(error)}

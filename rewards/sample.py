@@ -84,6 +84,7 @@ class ServedScorer:
     score: Scorer
     digest: str  # of the function's files, or of the bundled scorer's options and model
     files: tuple[str, ...] = ()  # the function's files
+    called: str = ""  # the function's name, and what its options decide of its call
 
     async def __call__(self, samples: Sequence[Sample]) -> list[Score]:
         return await self.score(samples)

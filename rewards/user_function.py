@@ -64,6 +64,7 @@ class UserFunction:
         self.takes_batch = self._form.takes_batch
         self._logged: set[tuple[str, str]] = set()
         self.digest = digest_of(self.files)
+        self.called = f"{name} {self.reads} {label_name}"
         self._edits = _edits(self.files)
 
     def compares_samples(self) -> bool:

@@ -37,11 +37,12 @@ def describe_processes(topology: Topology) -> str:
 
 def _rewards(settings: Settings, cluster: ClusterState | None) -> str:
     environment = settings.rollout.environment
-    if settings.rewards.endpoints:
-        return ", ".join(f"{endpoint.name} ({endpoint.url})" for endpoint in settings.rewards.endpoints)
-    # These give the rewards themselves.
     own = ("agent:", "openrlhf_agent:")
-    if environment == "agents" or environment.startswith(own) or class_gives_reward(environment):
+    gives_rewards = environment == "agents" or environment.startswith(own) or class_gives_reward(environment)
+    if settings.rewards.endpoints:
+        names = ", ".join(f"{endpoint.name} ({endpoint.url})" for endpoint in settings.rewards.endpoints)
+        return f"{names}, added to the environment's own" if gives_rewards else names
+    if gives_rewards:
         return "the environment"
     if cluster is None:
         return "the cluster's reward server (sluice start --reward-scorer), because rewards.endpoints is empty"

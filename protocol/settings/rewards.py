@@ -35,7 +35,9 @@ class RewardsSettings(Section):
         [], max_length=63, description="Reward services; empty: the bundled one of this cluster."
     )
     combine: Literal["sum", "mean", "product", "shard"] = Field(
-        "sum", description="How the parts become one reward; shard: each sample is scored by one endpoint."
+        "sum",
+        description="How the endpoints' parts become one reward; shard: each sample is scored by one endpoint. "
+        "The environment's own reward is added to it.",
     )
     credit: Literal["conversation", "turn"] = Field(
         "conversation",

@@ -75,6 +75,27 @@ def test_health_names_the_scorer_and_what_decides_its_scores(exact_match: httpx.
     assert exact_match.get("/health").json() == {"status": "ok", "scorer": "exact_match", "code": code}
 
 
+def test_health_tells_another_function_of_the_same_file_and_another_form_of_its_call(tmp_path: Path) -> None:
+    file = tmp_path / "f.py"
+    file.write_text(
+        "def strict(solution_str, ground_truth):\n    return 1.0 * (solution_str == ground_truth)\n"
+        "def lenient(solution_str, ground_truth):\n    return 1.0 * (ground_truth in solution_str)\n"
+    )
+    codes = []
+    for name, reads in (
+        ("strict", "response"),
+        ("strict", "response"),
+        ("lenient", "response"),
+        ("lenient", "sequence"),
+    ):
+        with serving(RewardService(load_scorer(f"{file}:{name}", reads=reads), "f.py").app()) as address:
+            told = httpx.get(f"{address}/health", trust_env=False).json()
+        assert told["is_edited"] is False
+        codes.append(told["code"])
+    assert codes[0] == codes[1]
+    assert len(set(codes)) == 3
+
+
 def test_metrics_count_samples(exact_match: httpx.Client) -> None:
     def count() -> float:
         lines = exact_match.get("/metrics").text.splitlines()

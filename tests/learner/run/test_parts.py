@@ -43,6 +43,11 @@ ENDPOINT = {"rewards": {"endpoints": [{"name": "mine", "url": "http://127.0.0.1:
             "the cluster's scorer exact_match, because rewards.endpoints is empty, unless the environment gives them",
         ),
         (ENDPOINT, cluster(), "mine (http://127.0.0.1:9/)."),
+        (
+            {**ENDPOINT, "rollout": {"environment": "agent:a.py:solve"}},
+            cluster(),
+            "mine (http://127.0.0.1:9/), added to the environment's own.",
+        ),
     ],
 )
 def test_source_of_the_rewards_is_named_as_resolved(
