@@ -50,8 +50,13 @@ class FailureStreaks:
         """Record what an accepted sample's logs report; the operator reads each notice once."""
         for log in (log for log, value in logs.items() if value):
             for end, notice in _NOTICES.items():
-                if log.endswith(end) and notice not in self.notices:
-                    self.notices.append(notice)
+                if log.endswith(end):
+                    self.note(notice)
+
+    def note(self, notice: str) -> None:
+        """Give the operator a sentence, once."""
+        if notice not in self.notices:
+            self.notices.append(notice)
 
     def add(self, boundary: str, detail: str, place: str, num_accepted: int) -> None:
         """Record a failed sample.

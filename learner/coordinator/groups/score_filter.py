@@ -16,6 +16,10 @@ from protocol.settings.settings import Settings
 
 # The environment's part of a reward; a sample without this part has 0.
 _ENVIRONMENT = "environment"
+_OTHER_RANGE = (
+    "A group with different scores was filtered, because scores are below 0 or above 1, as of verl's math_dapo: set "
+    "filter.low and filter.high to the score of a wrong and of a right answer."
+)
 
 
 class ScoreFilter:
@@ -25,7 +29,7 @@ class ScoreFilter:
         self._settings = settings.filter
         self._limit = settings.filter.max_replaced * settings.learner.groups_per_step
         self._groups = groups
-        self._events = accounts.counts
+        self._events, self._note = accounts.counts, accounts.streaks.note
         self._counts: Counter[Literal["low", "high"]] = Counter()
 
     def attach(self) -> None:
@@ -41,9 +45,12 @@ class ScoreFilter:
         Raises: OperatorError when the group's rewards have no part filter.score.
         """
         settings = self._settings
-        mean = mean_score([self._score(group, index) for index in range(group.num_samples)])
+        scores = [self._score(group, index) for index in range(group.num_samples)]
+        mean = mean_score(scores)
         if settings.low < mean < settings.high:
             return None
+        if min(scores) < max(scores) and (min(scores) < settings.low == 0.0 or max(scores) > settings.high == 1.0):
+            self._note(_OTHER_RANGE)
         why = f"mean {settings.score} {mean!r} is not above {settings.low!r} and below {settings.high!r}"
         if self._limit and self._counts.total() >= self._limit:
             if settings.at_limit == "keep":

@@ -28,6 +28,29 @@ def score(script: Script, lease: m.Lease, *rewards: float, version: int = 0) -> 
         assert script.deliver("s1", lease, index, version, reward).outcome == "accepted"
 
 
+@pytest.mark.parametrize(
+    ("rewards", "bounds", "is_told"),
+    [
+        ((-1.0, 1.0), {}, True),  # mixed: it would be trained with -1 as the low bound
+        ((1.0, 2.0), {}, True),
+        ((-1.0, -1.0), {}, False),
+        ((0.0, 0.0), {}, False),
+        ((0.0, 1.0), {"low": 0.5}, False),  # a bound that somebody chose
+        ((-1.0, 1.0), {"low": -1.0}, False),
+    ],
+)
+def test_operator_is_told_that_scores_of_another_range_are_filtered(
+    tmp_path: Path, rewards: tuple[float, ...], bounds: dict[str, float], is_told: bool
+) -> None:
+    script = filtering(tmp_path, **bounds)
+    first, second = script.demand()
+    score(script, first, *rewards)
+    score(script, second, *rewards)
+    notices = script.coordinator.status().notices
+    assert len(notices) == is_told
+    assert all("filter.low and filter.high" in notice for notice in notices)
+
+
 def test_group_at_a_bound_is_replaced_by_the_next_prompt_and_accounted(tmp_path: Path) -> None:
     script = filtering(tmp_path)
     easy, useful = script.demand()
