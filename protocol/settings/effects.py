@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 _LARGEST_CLIP_OF_ANSWERS = 0.05
 _LARGEST_LR = 0.1
+_LIMITS_OF_CONVERSATIONS = ("rollout.max_turns", "rollout.max_observation_tokens", "rollout.max_conversation_s")
+_NONE_IN_ONE_TURN = "has no effect: rollout.environment = single_turn has one turn, without tools."
+_NONE_FOR_AGENTS = (
+    "does not apply to agents: the program writes its prompts and the replies of its tools, and ends the conversation. "
+    "agents.max_requests limits its turns. Limit the others in the program, or remove it."
+)
 
 
 class _Use(NamedTuple):
@@ -43,6 +49,10 @@ def _is_own_class(settings: "Settings") -> bool:
     """Return whether the environment is a user's class, which may use any tool."""
     name = settings.rollout.environment
     return name not in BUNDLED_ENVIRONMENTS and environment_file(name) is None
+
+
+def _plays_agents(settings: "Settings") -> bool:
+    return settings.rollout.environment.partition(":")[0] in ("agents", "agent")
 
 
 def _may_search(settings: "Settings") -> bool:
@@ -210,7 +220,12 @@ _USES = (
         "rollout.environment does not search. Set it to search, add search to tools.names, or remove the URL.",
     ),
     _Use(
-        lambda settings: settings.rollout.environment.partition(":")[0] in ("agents", "agent"),
+        lambda settings: settings.rollout.environment in ("search", "single_turn") or _is_own_class(settings),
+        ("retriever.words",),
+        "rollout.environment writes passages in plain words, if any. Set it to search, or remove this setting.",
+    ),
+    _Use(
+        _plays_agents,
         ("agents",),
         "rollout.environment plays no agents. Set it, such as to agents, or remove this setting.",
     ),
@@ -276,12 +291,7 @@ def describe_surprises(settings: "Settings") -> list[str]:
             f"learning rate ends at {num_steps / learner.lr_warmup_steps:.2g} of learner.lr."
         )
     surprises += _surprises_of_data(settings)
-    of_turns = ("rollout.max_turns", "rollout.max_observation_tokens", "retriever", "tools")
-    for name in of_turns if settings.rollout.environment == "single_turn" and not settings.is_of_rows else ():
-        surprises += [
-            f"{changed} = {_shown(value)} has no effect: rollout.environment = single_turn has one turn, without tools."
-            for changed, value in _changed(settings, name, bundle)
-        ]
+    surprises += _surprises_of_turns(settings, bundle)
     if learner.lr >= _LARGEST_LR:
         surprises.append(f"learner.lr = {learner.lr:g} ruins a model within a few steps. Usual are 1e-6 to 1e-4.")
     if (quantization := settings.rollout.engine_args.get("quantization")) is not None:
@@ -290,6 +300,19 @@ def describe_surprises(settings: "Settings") -> list[str]:
             "learner does not have. Watch policy/kl_fresh and policy/effective_sample_share."
         )
     return surprises
+
+
+def _surprises_of_turns(settings: "Settings", bundle: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield limits of conversations that do not apply to the environment; a file for several may have them."""
+    names: tuple[str, ...] = ()
+    reason = _NONE_IN_ONE_TURN
+    if settings.rollout.environment == "single_turn" and not settings.is_of_rows:
+        names = (*_LIMITS_OF_CONVERSATIONS, "retriever", "tools")
+    elif _plays_agents(settings):
+        names, reason = (*_LIMITS_OF_CONVERSATIONS, "rollout.truncate_left"), _NONE_FOR_AGENTS
+    for name in names:
+        for changed, value in _changed(settings, name, bundle):
+            yield f"{changed} = {_shown(value)} {reason}"
 
 
 def _surprises_of_data(settings: "Settings") -> Iterator[str]:

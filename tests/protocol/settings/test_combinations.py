@@ -83,6 +83,20 @@ def test_settings_that_go_together_are_accepted(sections: dict[str, Any]) -> Non
             {"rollout": {"max_turns": 8}},
             "rollout.max_turns = 8 has no effect: rollout.environment = single_turn has one turn",
         ),
+        (
+            {"rollout": {"max_conversation_s": 60}},
+            "rollout.max_conversation_s = 60.0 has no effect: rollout.environment = single_turn has one turn",
+        ),
+        *(
+            ({"rollout": {"environment": environment} | changed}, f"rollout.{said} does not apply to agents: ")
+            for environment in ("agents", "agent:a.py:solve")
+            for changed, said in (
+                ({"max_turns": 8}, "max_turns = 8"),
+                ({"max_observation_tokens": 9}, "max_observation_tokens = 9"),
+                ({"max_conversation_s": 60}, "max_conversation_s = 60.0"),
+                ({"truncate_left": True}, "truncate_left = true"),
+            )
+        ),
         ({"data": {"eval": "a"}}, "data.eval is never evaluated: eval.every_steps is 0. Set it"),
         (
             {"objective": "sft", "learner": {"num_epochs": 3}},
