@@ -21,6 +21,8 @@ from protocol.errors import SettingsError
 from protocol.settings.data import DataSettings, entries_of, in_words
 from protocol.settings.settings import Settings
 
+_NUM_FIRST = 16  # rows that are read for a notice
+
 
 @dataclass(frozen=True)
 class TrainPrompts:
@@ -52,7 +54,7 @@ class JudgedRows:
 
     index: PromptIndex  # place of each usable row
     unusable: list[UnusableRow]
-    forms: str = ""  # forms of demonstrations, as a sentence; empty for prompts
+    notice: str = ""  # forms of demonstrations, or tools of prompts that are not shown, as a sentence
     longest: int = 0  # tokens of the longest demonstration
 
 
@@ -67,7 +69,7 @@ def read_train_prompts(
     data = settings.data
     before = skipped_before(start)
     judged = judged or _judge_rows(settings, model, before)
-    index, unusable, notice = judged.index, judged.unusable, judged.forms
+    index, unusable, notice = judged.index, judged.unusable, judged.notice
     num_rows = len(index) + len(unusable)
     if unusable and start.checkpoint is not None:
         raise SettingsError(
@@ -116,7 +118,22 @@ def _judge_rows(settings: Settings, model: Path, before: Sequence[SkippedRow]) -
         index, unusable = read_prompts(data.train, data, judge, without)
     _check_others(settings, "data.train", len(index))
     forms = f"data.train has {describe_forms(judge.forms)}. " if judge.forms else ""
-    return JudgedRows(index, unusable, forms, judge.longest)
+    return JudgedRows(index, unusable, forms or _unused_tools(settings, index), judge.longest)
+
+
+def _unused_tools(settings: Settings, index: PromptIndex) -> str:
+    """Return a sentence for first rows with tools that a bundled environment does not read; empty: there are none."""
+    environment = settings.rollout.environment
+    if settings.is_of_rows or environment not in ("single_turn", "search", "tools"):
+        return ""
+    first = PromptSet(index, entries_of(settings.data.train), settings.data)[:_NUM_FIRST]
+    if all(prompt.columns.get("tools") in (None, [], "", "[]") for prompt in first):
+        return ""
+    return (
+        f"{in_words(settings.data.train)} has the column tools, which rollout.environment = {environment} does not "
+        "give to the chat template. To have calls run, set it to tools and name them in tools.names, tools.http or "
+        "tools.mcp. To show each row's tools alone, let reset of an environment of yours return Chat(messages, tools). "
+    )
 
 
 def _judge_of(

@@ -80,6 +80,27 @@ def test_prompt_that_is_too_long_is_left_out_and_told(tmp_path: Path, model: Pat
     assert found.notice.startswith(f"1 of 4 rows of {path} are left out: {_TOO_LONG}")
 
 
+@pytest.mark.parametrize(
+    ("environment", "tools", "is_told"),
+    [
+        ("single_turn", [{"type": "function", "function": {"name": "add"}}], True),
+        ("tools", '[{"name": "add"}]', True),
+        ("my.py:Own", [{"name": "add"}], False),
+        ("single_turn", [], False),
+    ],
+)
+def test_tools_of_rows_that_the_environment_does_not_show_are_told(
+    tmp_path: Path, model: Path, environment: str, tools: object, is_told: bool
+) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps({"prompt": "2 + 2", "label": "4", "tools": tools}) + "\n")
+    given = settings(path)
+    given = given.model_copy(update={"rollout": given.rollout.model_copy(update={"environment": environment})})
+    notice = read_train_prompts(given, model, new(tmp_path)).notice or ""
+    said = f"{path} has the column tools, which rollout.environment = {environment} does not give to the chat template"
+    assert (said in notice) is is_told
+
+
 def test_more_than_the_allowed_share_is_refused(tmp_path: Path, model: Path) -> None:
     path = rows(tmp_path / "train.jsonl", 5, 232, 300, 1)
     with pytest.raises(SettingsError) as caught:
