@@ -39,7 +39,8 @@ class RunSettings(Section):
     max_steps: Count = Field(100, description="Optimizer steps of the run.")
     max_epochs: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
         None,
-        description="Passes over data.train, in place of max_steps, rounded up to whole steps.",
+        description="Passes over data.train, in place of max_steps, rounded up to whole steps; more with a filter "
+        "or a curriculum that replaces prompts.",
     )
     resume: ResumePath = Field(
         "auto",

@@ -93,7 +93,7 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
     check_other_positions(settings)
     check_disk(start.folder, settings, read_sizes(settings, model))
     of_epochs = (notice_small_epoch(settings, len(train.index)), notice_mixture(settings, train)) if train else ()
-    data_notices = (train and train.notice, *of_epochs, *held_out.notices, demonstrations)
+    data_notices = (train and train.notice, notice_passes(given), *of_epochs, *held_out.notices, demonstrations)
     notices = (start.notice, notice_changes(settings, start), *data_notices, *describe_surprises(settings))
     return CheckedRun(settings, model, start, train, [notice for notice in notices if notice])
 
@@ -107,6 +107,21 @@ def notice_small_epoch(settings: Settings, num_prompts: int) -> str | None:
     return (
         f"learner.groups_per_step = {groups} is more than the {num_prompts} rows of data.train: a step takes "
         f"{epochs:.3g} epochs. Lower it, or give more rows."
+    )
+
+
+def notice_passes(settings: Settings) -> str | None:
+    """Return a notice for run.max_epochs beside what draws further prompts in place of some, or None."""
+    filtering = {
+        "filter.dynamic_sampling": settings.filter.dynamic_sampling,
+        "data.curriculum": settings.data.curriculum.is_on,
+    }
+    names = " and ".join(name for name, is_on in filtering.items() if is_on)
+    if settings.run.max_epochs is None or settings.is_of_rows or not names:
+        return None
+    return (
+        f"run.max_epochs = {settings.run.max_epochs:g} sets the number of steps. Further prompts replace those that "
+        f"{names} leaves out, so the passes over data.train may be more: progress/epoch in the metrics counts them."
     )
 
 

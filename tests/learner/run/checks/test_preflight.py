@@ -20,6 +20,7 @@ from learner.run.checks.preflight import (
     check_same_objective,
     notice_changes,
     notice_mixture,
+    notice_passes,
     notice_small_epoch,
     resolve_context,
 )
@@ -54,6 +55,17 @@ def test_step_of_several_epochs_is_reported() -> None:
     of_200 = Settings.model_validate({"learner": {"groups_per_step": 200}, "run": {"max_steps": 3}})
     assert notice_small_epoch(of_200, 200) is None
     assert "more than the 50 rows of data.train: a step takes 4 epochs." in str(notice_small_epoch(of_200, 50))
+
+
+def test_epochs_beside_what_replaces_prompts_say_that_the_passes_may_be_more() -> None:
+    def notice(epochs: float | None, **sections: object) -> str | None:
+        return notice_passes(Settings.model_validate({"run": {"max_epochs": epochs}, **sections}))
+
+    filtered, curriculum = {"filter": {"dynamic_sampling": True}}, {"data": {"curriculum": {"easy": 0.9}}}
+    assert [notice(1), notice(None, **filtered), notice(None, **curriculum)] == [None] * 3
+    assert "that filter.dynamic_sampling leaves out, so the passes" in str(notice(1, **filtered))
+    assert "that data.curriculum leaves out, so the passes" in str(notice(1, **curriculum))
+    assert "progress/epoch in the metrics" in str(notice(1.5, **filtered, **curriculum))
 
 
 def test_mixture_says_how_many_rows_it_takes_of_each_entry_and_how_often(tmp_path: Path) -> None:
