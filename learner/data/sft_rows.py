@@ -21,6 +21,7 @@ from learner.data.preference_forms import recognise_pair, recognise_unpaired
 from learner.data.prompts import Prompt
 from learner.data.sft_forms import (
     BadRowError,
+    Chat,
     Content,
     Tokens,
     read_demonstrations,
@@ -85,6 +86,7 @@ class RowEncoder:
         self._form = form
         self._tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
         self._limits, self._ends = _limits(model_dir), read_end_tokens(model_dir)
+        self.has_chat = False  # whether an encoded row was written by the chat template
 
     def form_of(self, columns: dict[str, Any]) -> str:
         """Return a row's form, in words. Raises: BadRowError."""
@@ -153,6 +155,7 @@ class RowEncoder:
         if isinstance(content, Tokens):
             row = _encoded(content)
         else:
+            self.has_chat |= isinstance(content, Chat) or isinstance(getattr(content, "prompt", ""), list)
             parts = segments_of(content, self._tokenizer, self._ends)
             row = _join(parts, next(_encode([parts], self._tokenizer)))
         row = _checked(row, *self._limits)

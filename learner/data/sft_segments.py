@@ -76,11 +76,25 @@ def _completion_segments(
 
 def _end_behind(messages: Messages, tokenizer: "PreTrainedTokenizerBase", ends: Collection[int]) -> str:
     """Return what the chat template writes behind an answer, with an end token in any case."""
-    end, answer = "", "\ue000"
-    with suppress(BadRowError):  # a template may take no answer here
-        whole = _render([*messages, {"role": "assistant", "content": answer}], None, tokenizer)
-        end = whole.rpartition(answer)[2] if answer in whole else ""
+    end = _written_behind(messages, tokenizer)
     return end if _ends_turn(end, tokenizer, ends) else f"{end}{tokenizer.eos_token or ''}"
+
+
+def _written_behind(messages: Messages, tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Return what the chat template writes behind an answer to the messages; empty if it takes none."""
+    answer = "\ue000"
+    with suppress(BadRowError):
+        whole = _render([*messages, {"role": "assistant", "content": answer}], None, tokenizer)
+        return whole.rpartition(answer)[2] if answer in whole else ""
+    return ""
+
+
+def end_not_in(ends: Collection[int], tokenizer: "PreTrainedTokenizerBase") -> int | None:
+    """Return the special token with which the chat template ends an answer; None if the end has one of `ends`."""
+    end = _written_behind([{"role": "user", "content": "a"}], tokenizer).rstrip()
+    tokens = tokenizer.encode(end, add_special_tokens=False) if end else []
+    last = tokenizer.added_tokens_decoder.get(tokens[-1]) if tokens else None
+    return tokens[-1] if last is not None and last.special and set(tokens).isdisjoint(ends) else None
 
 
 def _chat_segments(content: Chat, tokenizer: "PreTrainedTokenizerBase", ends: Collection[int]) -> list[Segment]:

@@ -54,7 +54,7 @@ class JudgedRows:
 
     index: PromptIndex  # place of each usable row
     unusable: list[UnusableRow]
-    notice: str = ""  # forms of demonstrations, or tools of prompts that are not shown, as a sentence
+    notice: str = ""  # sentences: forms of demonstrations, tools of prompts that are not shown, a missing end token
     longest: int = 0  # tokens of the longest demonstration
 
 
@@ -116,9 +116,10 @@ def _judge_rows(settings: Settings, model: Path, before: Sequence[SkippedRow]) -
     data, without = settings.data, [RowName(row.file, row.number) for row in before]
     with _judge_of(settings, model, data.max_prompt_tokens) as judge:
         index, unusable = read_prompts(data.train, data, judge, without)
+        no_end = judge.notice_end()
     _check_others(settings, "data.train", len(index))
-    forms = f"data.train has {describe_forms(judge.forms)}. " if judge.forms else ""
-    return JudgedRows(index, unusable, forms or _unused_tools(settings, index), judge.longest)
+    notice = f"data.train has {describe_forms(judge.forms)}. " if judge.forms else _unused_tools(settings, index)
+    return JudgedRows(index, unusable, notice + no_end, judge.longest)
 
 
 def _unused_tools(settings: Settings, index: PromptIndex) -> str:

@@ -20,9 +20,10 @@ from learner.data.prompt_reading import Refusal
 from learner.data.prompts import Prompt
 from learner.data.sft_forms import BadRowError
 from learner.data.sft_rows import RowEncoder
-from learner.data.sft_segments import left_out
+from learner.data.sft_segments import end_not_in, left_out
 from protocol.errors import SettingsError
 from protocol.message_texts import check_template_kwargs, render_prompt, with_texts
+from protocol.node.small_model_files import GENERATION, read_end_tokens
 from protocol.settings.settings import Settings
 
 # Tokens that a tokenizer adds around a text, such as begin and end marks.
@@ -49,7 +50,10 @@ class RowJudge:
     forms, longest: of the usable demonstrations.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: Path, *, trust_remote_code: bool) -> None:
+        self._model, self._trust_remote_code = model, trust_remote_code
+        self._has_chat = False  # whether a row needs the chat template, for a model that generates
+        self._stops: list[str] = []  # strings that end a turn
         self.forms: Counter[str] = Counter()  # number of rows, by form
         self.longest = 0  # tokens
         self._child: ProcessPoolExecutor | None = None
@@ -60,6 +64,11 @@ class RowJudge:
     def __exit__(self, *error: object) -> None:
         if self._child is not None:
             self._child.shutdown(cancel_futures=True)
+
+    def notice_end(self) -> str:
+        """Return a notice if the chat template ends an answer where generation does not end; empty otherwise."""
+        loading = (self._model, self._trust_remote_code)
+        return "".join(self._ask(end_notices, *loading, self._stops)) if self._has_chat else ""
 
     def _ask(self, work: Callable[..., list[T]], *arguments: object) -> list[T]:
         """Return what a function returns in the tokenizer's process."""
@@ -72,14 +81,17 @@ class DemonstrationJudge(RowJudge):
 
     def __init__(self, model: Path, form: str, *, trust_remote_code: bool) -> None:
         """form: data.form."""
-        super().__init__()
-        self._how = model, form, trust_remote_code
+        super().__init__(model, trust_remote_code=trust_remote_code)
+        self._form = form
 
     def __call__(self, prompts: Sequence[Prompt]) -> list[Refusal | None]:
-        found = self._ask(judge_rows, *self._how, [prompt.columns for prompt in prompts])
-        self.forms.update(form for form, problem, _ in found if not problem)
-        self.longest = max([self.longest, *(num_tokens for _, _, num_tokens in found)])
-        return [Refusal(problem) if problem else None for _, problem, _ in found]
+        found = self._ask(
+            judge_rows, self._model, self._form, self._trust_remote_code, [one.columns for one in prompts]
+        )
+        self.forms.update(form for form, problem, *_ in found if not problem)
+        self.longest = max([self.longest, *(num_tokens for _, _, num_tokens, _ in found)])
+        self._has_chat |= self._form != "reward_pairs" and any(is_chat for *_, is_chat in found)
+        return [Refusal(problem) if problem else None for _, problem, *_ in found]
 
 
 class PromptJudge(RowJudge):
@@ -89,10 +101,9 @@ class PromptJudge(RowJudge):
     """
 
     def __init__(self, model: Path, settings: Settings, max_tokens: int | None = None) -> None:
-        super().__init__()
-        rollout = settings.rollout
-        self._model = model
-        self._trust_remote_code = settings.policy.trust_remote_code
+        super().__init__(model, trust_remote_code=settings.policy.trust_remote_code)
+        rollout, sampling = settings.rollout, settings.sampling
+        self._stops = [] if sampling.only_eval else sampling.stop
         self._template_kwargs = rollout.chat_template_kwargs
         self._context, self._response = rollout.max_context_tokens, rollout.max_response_tokens
         self._max_tokens = max_tokens
@@ -105,6 +116,7 @@ class PromptJudge(RowJudge):
         """Return the problem of each prompt, or None. Raises: SettingsError without a usable tokenizer."""
         if self._template_kwargs and self._child is None:
             self._measure([prompt.prompt for prompt in prompts[:1]])  # checks the variables
+        self._has_chat |= any(not isinstance(prompt.prompt, str) for prompt in prompts)
         unsure = [place for place, prompt in enumerate(prompts) if not self._surely_fits(prompt.prompt)]
         verdicts: list[Refusal | None] = [None] * len(prompts)
         is_slow = not (self._model / "tokenizer.json").is_file()
@@ -244,10 +256,27 @@ def _measure_one(tokenizer: Any, prompt: str | list[dict[str, Any]], template_kw
         return PromptLength(0, 0, f"cannot be rendered by the tokenizer of policy.model: {reason}")
 
 
+def end_notices(model: Path, trust_remote_code: bool, stops: Sequence[str]) -> list[str]:
+    """Return a notice if the chat template ends an answer where generation does not end. stops: sampling.stop."""
+    tokenizer = _tokenizer(model, trust_remote_code)
+    ends = read_end_tokens(model) | ({tokenizer.eos_token_id} - {None})
+    end = end_not_in(ends, tokenizer)
+    if end is None or any(stop in tokenizer.decode([end]) for stop in stops):
+        return []
+    name, *names = (repr(tokenizer.decode([token])) for token in (end, *sorted(ends)))
+    return [
+        f"The chat template of policy.model ends an answer with {name}, and generation does not end there, only at "
+        f"{' and '.join(names) or 'the limit'}: answers run on to the limit of tokens. Set "
+        f'"eos_token_id": {sorted({*ends, end})} in {model / GENERATION}. '
+    ]
+
+
 def judge_rows(
     model: Path, form: str, trust_remote_code: bool, rows: Sequence[dict[str, Any]]
-) -> list[tuple[str, str, int]]:
-    """Return each row's form, its problem as a sentence (empty: it can be learnt), and its longest text in tokens."""
+) -> list[tuple[str, str, int, bool]]:
+    """Return each row's form, its problem as a sentence (empty: it can be learnt), its longest text in tokens, and
+    whether it or an earlier one was written by the chat template.
+    """
     encoder = RowEncoder(model, form, trust_remote_code=trust_remote_code)
     found = []
     for row in rows:
@@ -257,5 +286,5 @@ def judge_rows(
             num_tokens = max(len(each.tokens) for each in encoder.encode(row))
         except BadRowError as error:
             problem = f"{error}."
-        found.append((columns, problem, num_tokens))
+        found.append((columns, problem, num_tokens, encoder.has_chat))
     return found

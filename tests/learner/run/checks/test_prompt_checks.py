@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from learner.checkpoint.manifest import Checkpoint
 from learner.coordinator.process import held_out_sets
@@ -207,6 +208,45 @@ def test_chat_is_measured_by_its_template_and_what_that_refuses_is_left_out(tmp_
     assert first[3].reason.endswith("message 1 has the part {'type': 'image'}: only texts can be read here")
     assert first[4] == Refusal("has a message of the role 'developer': the chat template leaves out 'xx'")
     assert second == [None, first[1]]
+
+
+@pytest.mark.parametrize("objective", ["grpo", "sft", "reward_model"])
+def test_template_that_ends_an_answer_where_generation_does_not_end_is_told(tmp_path: Path, objective: str) -> None:
+    folder, path = make_tiny_model(tmp_path / "base", tied=True), tmp_path / "train.jsonl"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = (  # ChatML, which base models of Qwen2.5 have too
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    tokenizer.save_pretrained(folder)
+    eos, end = tokenizer.convert_tokens_to_ids(["<eos>", "<|im_end|>"])
+    asked, said = [{"role": "user", "content": "q"}], {"role": "assistant", "content": "a"}
+    chat: dict[str, object] = {"prompt": asked, "label": "a"}
+    text: dict[str, object] = {"prompt": "q", "label": "a"}
+    if objective == "sft":
+        chat, text = {"messages": [*asked, said]}, {"prompt": "q", "completion": "a"}
+    elif objective == "reward_model":
+        chat, text = ({"prompt": one["prompt"], "chosen": "b", "rejected": "c"} for one in (chat, text))
+
+    def notice(row: object, ends: object, stop: str = "") -> str:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+        path.write_text(json.dumps(row) + "\n")
+        of_rows = {} if objective == "grpo" else {"objective": objective}
+        given = {"data": {"train": str(path)}, "sampling": {"stop": [stop] if stop else []}, **of_rows}
+        return str(read_train_prompts(Settings.model_validate(given), folder, new(tmp_path)).notice)
+
+    cure = f'"eos_token_id": [{eos}, {end}] in {folder / "generation_config.json"}.'
+    told = notice(chat, eos)
+    if objective == "reward_model":
+        assert "eos_token_id" not in told  # it does not generate
+    else:
+        assert "ends an answer with '<|im_end|>', and generation does not end there, only at '<eos>':" in told
+        assert told.endswith(f"Set {cure}")
+    for quiet in (notice(chat, [eos, end]), notice(chat, end), notice(text, eos)):
+        assert "eos_token_id" not in quiet
+    if objective == "grpo":
+        assert notice(chat, eos, stop="<|im_end|>") == "None"
 
 
 def with_data(settings: Settings, **data: object) -> Settings:
