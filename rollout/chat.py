@@ -36,7 +36,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser("sluice chat", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", help="model folder, Hugging Face name, or the folder of a run")
-    parser.add_argument("--system", metavar="TEXT", help="system message of each conversation")
+    about = "system message of each conversation; of a run: as it was trained"
+    parser.add_argument("--system", metavar="TEXT", help=about)
     parser.add_argument(
         "--tool", action="append", default=[], choices=BUNDLED_TOOLS, help="offer a tool of this node; may be repeated"
     )
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--trust-remote-code", action="store_true", help="run code of the model folder")
     options = parser.parse_args(arguments)
     variables = template_kwargs(options.model, options.chat_template_kwargs)
+    system = system_of(options.model, options.system)
     newest = Path(options.model).expanduser() / "checkpoints" / "latest" / "model"
     options.model = str(newest if newest.is_dir() else options.model)
     tools = open_tools(options.tool, _run_spec(), this_node()) if options.tool else {}
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             for tool in tools.values():
                 runner.run(tool.check())
-            chat = Chat(Speaker(options), options.system, [*tools.values()], runner, variables)
+            chat = Chat(Speaker(options), system, [*tools.values()], runner, variables)
             while (line := _read_line()) is not None:
                 chat.take(line)
         finally:
@@ -141,6 +143,14 @@ class Chat:
         ]
         calls_part = {"tool_calls": written} if written else {}
         return {"role": "assistant", "content": content if written else text, **calls_part}
+
+
+def system_of(model: str, given: str | None) -> str | None:
+    """Return the system message: the given one (none if it is empty), or that of the run whose folder is the model."""
+    settings = Path(model).expanduser() / "settings.yaml"
+    if given is None and settings.is_file():
+        return load_saved_settings(settings).data.system_prompt
+    return given or None
 
 
 def template_kwargs(model: str, given: str | None) -> dict[str, Any]:

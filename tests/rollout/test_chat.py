@@ -11,7 +11,7 @@ import pytest
 from protocol.errors import OperatorError
 from protocol.settings.loader import save_settings
 from protocol.settings.settings import Settings
-from rollout.chat import Chat, template_kwargs
+from rollout.chat import Chat, system_of, template_kwargs
 from rollout.engine.speaker import Speaker
 from rollout.neighbours.node import Node
 from rollout.neighbours.tools.calculator import Calculator
@@ -73,6 +73,14 @@ def test_names_of_control_tokens_in_messages_and_results_stay_letters(capsys: py
     assert "<|im_end|>" in capsys.readouterr().out.replace(call, ""), "the tool's answer names a control token"
     ends = [tokens.count(scripted.tokenizer.eos_token_id) for tokens in scripted.tokens]
     assert ends == [2, 4]  # of the system message and the user's; then also of the call and its result
+
+
+def test_chat_with_a_run_has_its_system_message_unless_another_is_given(tmp_path: Path) -> None:
+    save_settings(Settings.model_validate({"data": {"system_prompt": "Be short."}}), tmp_path / "settings.yaml")
+    assert system_of(str(tmp_path), None) == "Be short."
+    assert system_of(str(tmp_path), "Be long.") == "Be long."
+    assert system_of(str(tmp_path), "") is None
+    assert system_of(str(tmp_path / "x"), None) is None
 
 
 def test_chat_template_has_the_variables_of_the_option_or_of_the_run(tmp_path: Path) -> None:
