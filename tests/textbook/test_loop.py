@@ -136,7 +136,7 @@ def test_resuming_in_the_middle_gives_the_weights_of_not_stopping(found: dict[st
 
 
 def test_checkpoint_holds_what_the_settings_cannot_bring_back(found: dict[str, Any]) -> None:
-    assert found["resumed"]["grpo"]["files"] == ["memory.json", "policy/state.json"]
+    assert found["resumed"]["grpo"]["files"] == ["memory.json", "origin.json", "policy/state.json"]
     assert {"critic/state.json", "memory.json", "policy/state.json", "reference/config.json"} <= set(
         found["resumed"]["ppo"]["files"]
     )
