@@ -99,7 +99,8 @@ RULES = {
         "length/truncated_share",
         lambda share, bounds, line: share > bounds.truncated,
         "{value:.0%} of the samples were cut off before they ended: their reward is of half an answer. Raise "
-        "rollout.max_response_tokens, rollout.max_turns or rollout.max_context_tokens.",
+        "rollout.max_response_tokens, rollout.max_turns or rollout.max_context_tokens. If hardly any ends, the model "
+        "writes no end token: set sampling.stop, or fine-tune on answers that end.",
     ),
     "length_by_reward": Rule(
         "length/better",

@@ -216,8 +216,8 @@ _USES = (
     ),
     _Use(
         _may_search,
-        ("retriever.url",),
-        "rollout.environment does not search. Set it to search, add search to tools.names, or remove the URL.",
+        ("retriever.url", "retriever.topk", "retriever.batch_size"),
+        "rollout.environment does not search. Set it to search, add search to tools.names, or remove this setting.",
     ),
     _Use(
         lambda settings: settings.rollout.environment in ("search", "single_turn") or _is_own_class(settings),
