@@ -25,6 +25,7 @@ from learner.disk.run_folder import LEDGER, SETTINGS, MetricsReader, read_only_u
 from learner.run.command import main as run
 from protocol.settings.evaluation import MAIN_SET
 from protocol.settings.loader import GIVEN, load_saved_settings
+from protocol.settings.paths import find_trained
 from protocol.settings.section import LARGEST_COUNT
 
 _ABOUT = """\
@@ -43,11 +44,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--num-prompts", type=int, default=LARGEST_COUNT, help="number of prompts of each set")
     parser.add_argument("--name", help="name of the run folder; by default the model's name and the time")
     parser.add_argument("--dir", default="runs", help="folder that holds the run folder")
-    parser.add_argument("--config", help="settings file, as of sluice run; of a run's folder, by default that run's")
+    parser.add_argument(
+        "--config", help="settings file, as of sluice run; of a run or checkpoint: by default the run's"
+    )
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON object, last of all")
     options, settings = parser.parse_known_args(arguments)
-    name = options.name or f"evaluate-{plain_name(Path(options.model).name)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if status := run([*config_of(options), *settings, *options_of(options, name)]):
+    _, trained = find_trained(options.model)
+    model_name = plain_name((trained or Path(options.model)).name)
+    name = options.name or f"evaluate-{model_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if status := run([*settings_of_run(options, settings), *settings, *options_of(options, name)]):
         return status
     folder = Path(options.dir).expanduser() / name
     line = newest_evaluation(folder)
@@ -99,25 +104,28 @@ def as_options(settings: Mapping[str, str]) -> list[str]:
 
 
 def model_of(given: str) -> str:
-    """Return the model that an argument names; of a run's folder, the model of its newest checkpoint."""
-    newest = Path(given).expanduser() / "checkpoints" / "latest" / "model"
-    return str(newest) if newest.is_dir() else given
+    """Return the model that an argument names (`find_trained`)."""
+    return find_trained(given)[0]
 
 
-def config_of(options: argparse.Namespace) -> list[str]:
-    """Return the option of the settings file: the given one, or those of the run whose folder is the model.
+def settings_of_run(options: argparse.Namespace, settings: Sequence[str]) -> list[str]:
+    """Return the option of the settings file: the given one, or the settings of the run that trained the model.
 
-    A run of rows has no environment and no rewards: its settings are not taken. Raises: SettingsError for broken ones.
+    A run of rows has no environment and no rewards: only the form of its weights is taken, which decides the tokens.
+    settings: the command's own, which win. Raises: SettingsError for broken ones.
     """
-    folder = Path(options.model).expanduser()
+    _, trained = find_trained(options.model)
     if options.config is not None:
         return ["--config", options.config]
-    if model_of(options.model) == options.model or not (folder / GIVEN).is_file():
+    if trained is None or not (trained / GIVEN).is_file():
         return []
-    if load_saved_settings(folder / SETTINGS).is_of_rows:
-        return []
-    print(f"The settings are those of the run: {folder / GIVEN}. --config gives others.", file=sys.stderr, flush=True)
-    return ["--config", str(folder / GIVEN)]
+    saved = load_saved_settings(trained / SETTINGS)
+    if saved.is_of_rows:
+        policy = {"dtype": saved.policy.dtype, "trust_remote_code": str(saved.policy.trust_remote_code).lower()}
+        given = {option.partition("=")[0] for option in settings}
+        return as_options({f"policy.{n}": value for n, value in policy.items() if f"--policy.{n}" not in given})
+    print(f"The settings are those of the run: {trained / GIVEN}. --config gives others.", file=sys.stderr, flush=True)
+    return ["--config", str(trained / GIVEN)]
 
 
 def _parse_set(given: str, number: int) -> tuple[str, str]:

@@ -5,15 +5,14 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 from protocol.errors import NeighbourError, OperatorError
 from protocol.one_line import one_line
 from protocol.settings.loader import load_saved_settings
-from protocol.settings.rewards import RetrieverSettings, RewardsSettings
-from protocol.settings.rollout import RolloutSettings
-from protocol.settings.run_spec import RunSpec
+from protocol.settings.paths import find_trained
+from protocol.settings.run_spec import run_spec
+from protocol.settings.settings import Settings
 from protocol.settings.tools import BUNDLED_TOOLS
 from rollout.engine.speaker import Speaker
 from rollout.environments.base import Chat as PromptChat
@@ -50,16 +49,17 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--trust-remote-code", action="store_true", help="run code of the model folder")
     options = parser.parse_args(arguments)
-    variables = template_kwargs(options.model, options.chat_template_kwargs)
-    system = system_of(options.model, options.system)
-    newest = Path(options.model).expanduser() / "checkpoints" / "latest" / "model"
-    options.model = str(newest if newest.is_dir() else options.model)
-    tools = open_tools(options.tool, _run_spec(), this_node()) if options.tool else {}
+    of_run = settings_of_run(options.model)
+    options.model, _ = find_trained(options.model)
+    variables = template_kwargs(of_run, options.chat_template_kwargs)
+    system = system_of(of_run, options.system)
+    tools = open_tools(options.tool, run_spec(of_run, "chat", 1, ""), this_node()) if options.tool else {}
     with asyncio.Runner() as runner:
         try:
             for tool in tools.values():
                 runner.run(tool.check())
-            chat = Chat(Speaker(options), system, [*tools.values()], runner, variables)
+            call_format = of_run.tools.call_format
+            chat = Chat(Speaker(options), system, [*tools.values()], runner, variables, call_format)
             while (line := _read_line()) is not None:
                 chat.take(line)
         finally:
@@ -78,8 +78,9 @@ class Chat:
         tools: Sequence[Tool],
         runner: asyncio.Runner,
         template_kwargs: Mapping[str, Any] | None = None,
+        call_format: str = "auto",
     ) -> None:
-        """runner: runs the tools. template_kwargs: as of `ChatTokens`.
+        """runner: runs the tools. template_kwargs: as of `ChatTokens`. call_format: as of `choose_reader`.
 
         Raises: OperatorError, SettingsError when the model's template cannot do this."""
         self._speaker = speaker
@@ -90,7 +91,7 @@ class Chat:
         self._messages: Messages = [*self._system]
         ends = speaker.end_tokens
         self._texts = ChatTokens(self._tokenizer, template_kwargs, ends)
-        self._reader = choose_reader("auto", self._tokenizer, template_kwargs, ends) if tools else None
+        self._reader = choose_reader(call_format, self._tokenizer, template_kwargs, ends) if tools else None
         self._toolbox = SharedTools(tools)
         self._runner = runner
 
@@ -145,22 +146,25 @@ class Chat:
         return {"role": "assistant", "content": content if written else text, **calls_part}
 
 
-def system_of(model: str, given: str | None) -> str | None:
-    """Return the system message: the given one (none if it is empty), or that of the run whose folder is the model."""
-    settings = Path(model).expanduser() / "settings.yaml"
-    if given is None and settings.is_file():
-        return load_saved_settings(settings).data.system_prompt
-    return given or None
+def settings_of_run(model: str) -> Settings:
+    """Return the settings of the run that trained a model; the default ones for another model."""
+    _, run = find_trained(model)
+    settings = run / "settings.yaml" if run is not None else None
+    return load_saved_settings(settings) if settings is not None and settings.is_file() else Settings()
 
 
-def template_kwargs(model: str, given: str | None) -> dict[str, Any]:
-    """Return the variables of the chat template: those given as JSON, or of the run whose folder is the model.
+def system_of(run: Settings, given: str | None) -> str | None:
+    """Return the system message: the given one (none if it is empty), or that of the model's run."""
+    return (run.data.system_prompt if given is None else given) or None
+
+
+def template_kwargs(run: Settings, given: str | None) -> dict[str, Any]:
+    """Return the variables of the chat template: those given as JSON, or of the model's run.
 
     Raises: OperatorError.
     """
-    settings = Path(model).expanduser() / "settings.yaml"
     if given is None:
-        return load_saved_settings(settings).rollout.chat_template_kwargs if settings.is_file() else {}
+        return run.rollout.chat_template_kwargs
     try:
         found = json.loads(given)
     except ValueError:
@@ -170,12 +174,6 @@ def template_kwargs(model: str, given: str | None) -> dict[str, Any]:
             f"--chat-template-kwargs {given} is not a JSON object. Give one, such as '{{\"enable_thinking\": false}}'."
         )
     return found
-
-
-def _run_spec() -> RunSpec:
-    """Return the description of a run with the default settings, for its tools."""
-    no_run: dict[str, Any] = {"run_id": "chat", "incarnation": 1, "coordinator_address": "", "seed": 0}
-    return RunSpec(**no_run, rollout=RolloutSettings(), retriever=RetrieverSettings(), rewards=RewardsSettings())
 
 
 def _read_line() -> str | None:

@@ -5,6 +5,7 @@ machines can reach. Copy it with scp, or share the disk: a node that has the fil
 """
 
 import platform
+import shlex
 import socket
 import time
 from collections.abc import Callable
@@ -58,7 +59,8 @@ def read_join_file(path: Path) -> JoinFile:
         raise SettingsError(f"sluice start: --join {path} is a folder. Give the head's join file.")
     try:
         if path.stat().st_mode & 0o077:
-            raise SettingsError(f"sluice start: --join {path} can be read by others. Run: chmod 600 {path}")
+            cure = f"Run: chmod 600 {shlex.quote(str(path))}"
+            raise SettingsError(f"sluice start: --join {path} can be read by others. {cure}")
         return JoinFile.model_validate_json(path.read_bytes())
     except OSError as error:
         raise SettingsError(f"sluice start: --join {path}: {error.strerror}. Give the head's join file.") from None

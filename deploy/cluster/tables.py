@@ -1,9 +1,7 @@
 """The tables of `deploy.cluster`: this node's processes, and every node of the cluster."""
 
 import json
-import os
-import shutil
-import sys
+import shlex
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +19,7 @@ from deploy.node.keeper import ServiceInfo
 from deploy.node.service import is_healthy
 from protocol.errors import OperatorError
 from protocol.node.home import ClusterState, ProcessRecord
+from protocol.node.identity import sluice_command
 from protocol.ray_calls import FLEET, keeper_of, living_nodes
 
 _ANSWER_S = 10.0
@@ -109,14 +108,13 @@ def show_rows(title: str, rows: Sequence[Row]) -> None:
 
 def show_how_to_join(join_file: Path) -> None:
     """Print the command by which another machine joins this cluster."""
-    print(f"Other nodes join with: sluice start --join {join_file}   (copy it there, or share its disk)")
+    command = f"sluice start --join {shlex.quote(str(join_file))}"
+    print(f"Other nodes join with: {command}   (copy it there, or share its disk)")
 
 
 def show_next_step() -> None:
     """Print the command that uses a running cluster."""
-    here = Path(sys.executable).with_name("sluice")
-    command = "sluice" if shutil.which("sluice") else os.path.relpath(here) if here.is_relative_to(Path.cwd()) else here
-    print(f"Next: {command} run   ({command} stop ends everything)")
+    print(f"Next: {sluice_command()} run   ({sluice_command()} stop ends everything)")
 
 
 def node_rows() -> list[NodeRow]:

@@ -1,6 +1,7 @@
 """Settings that follow from several options together: sizes of a step, data, ranks, reward services."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,8 +78,8 @@ def put_rewards(draft: Draft, sources: Sequence[str], weights: Sequence[float], 
         if not source.startswith("http"):
             url = _URL.format(9001 + number)
             model = source.removeprefix(MODEL)
-            scorer = f"--function {source}" if model == source else f"--scorer reward_model --model {model}"
-            draft.steps.append(f"sluice serve-reward {scorer} --port {9001 + number}")
+            scorer = "--function" if model == source else "--scorer reward_model --model"
+            draft.steps.append(f"sluice serve-reward {scorer} {shlex.quote(model)} --port {9001 + number}")
         endpoint = {"name": f"reward{number or ''}", "url": url}
         endpoints.append(endpoint | ({"weight": weights[number]} if len(weights) == len(sources) else {}))
     if endpoints:
@@ -117,7 +118,7 @@ def put_kept_checkpoints(draft: Draft, name: str) -> None:
 
 def put_reward_model(draft: Draft, model: str, name: str) -> None:
     """List the command that serves a reward model."""
-    draft.steps.append(f"sluice start --reward-scorer reward_model:{model}")
+    draft.steps.append(f"sluice start --reward-scorer {shlex.quote(f'reward_model:{model}')}")
     draft.always[draft.label(name)] = "A reward model is a service: see Before the run"
 
 

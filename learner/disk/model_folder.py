@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -184,15 +185,18 @@ def _check_model(folder: Path, setting: str, name: str) -> None:
 
 def _cure(folder: Path) -> str:
     """Return what to give in place of a run's or another trainer's folder without config.json."""
+    if (folder / "model" / "config.json").is_file():
+        return f"It is a checkpoint: give {folder / 'model'}"
+    quoted = shlex.quote(str(folder))
     of_run, whole, actor = folder / CHECKPOINTS / "latest" / "model", folder / "huggingface", folder / "actor"
     if of_run.is_dir():
         return f"It is a run folder: give {of_run}"
     if (folder / "adapter_config.json").is_file():
-        return f"It is an adapter: sluice migrate {folder} --output MODEL merges it into its base"
+        return f"It is an adapter: sluice migrate {quoted} --output MODEL merges it into its base"
     if actor.is_dir() or stored_weights(whole):
         return f"It is a checkpoint of verl: give {actor if actor.is_dir() else whole}"
     if next(folder.glob("model_world_size_*.pt"), None):
-        command = f"python -m verl.model_merger merge --backend fsdp --local_dir {folder} --target_dir MODEL"
+        command = f"python -m verl.model_merger merge --backend fsdp --local_dir {quoted} --target_dir MODEL"
         return f"It has shards of verl: {command} makes a model folder"
     if steps := [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit()]:
         return f"It is a trainer's folder: give {max(steps, key=lambda path: int(path.name.partition('-')[2]))}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from learner.data.answers import read_answers, sort_answers
 from learner.disk.run_folder import MetricsReader
-from learner.evaluate import as_options, config_of, plain_name, without_steps
+from learner.evaluate import as_options, plain_name, settings_of_run, without_steps
 from learner.run.command import main as run
 from protocol.settings.section import LARGEST_COUNT
 
@@ -30,10 +30,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("out", metavar="OUT", type=Path, help="file of the answers; its run folder is OUT.run")
     parser.add_argument("--samples", type=int, default=1, help="samples of a prompt")
     parser.add_argument("--num-prompts", type=int, default=LARGEST_COUNT, help="number of prompts, from the first")
-    parser.add_argument("--config", help="settings file, as of sluice run; of a run's folder, by default that run's")
+    parser.add_argument(
+        "--config", help="settings file, as of sluice run; of a run or checkpoint: by default the run's"
+    )
     parser.add_argument("--json", action="store_true", help="print the counts as one JSON object, last of all")
     options, settings = parser.parse_known_args(arguments)
-    if status := run([*config_of(options), *settings, *options_of(options)]):
+    if status := run([*settings_of_run(options, settings), *settings, *options_of(options)]):
         return status
     if not is_whole(options.out):
         return 0  # stopped, or --plan

@@ -13,6 +13,7 @@ Modules that import Ray are imported late: Ray reads its credentials when it is 
 
 import contextlib
 import os
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from learner.checkpoint.manifest import RefusedCheckpointError
 from learner.cluster.cluster_loss import describe_cluster_loss
-from learner.disk.run_folder import CHECKPOINTS, MetricsReader
+from learner.disk.run_folder import CHECKPOINTS, SETTINGS, MetricsReader
 from learner.live.view import LiveView
 from learner.plan.memory import Sizes, read_sizes
 from learner.plan.needs import needs_rollouts
@@ -39,6 +40,8 @@ from learner.run.terminal import say, stop_signals
 from protocol.errors import NeighbourError, OperatorError
 from protocol.node.current_run import using_cluster
 from protocol.node.home import read_cluster
+from protocol.node.identity import sluice_command
+from protocol.settings.loader import load_saved_settings
 from protocol.settings.run_spec import run_spec
 from protocol.settings.settings import Settings
 
@@ -116,12 +119,12 @@ def describe_result(folder: Path) -> list[str]:
     model = folder / CHECKPOINTS / "latest" / "model"
     if not model.is_dir():
         return lines
-    return [
-        *lines,
-        f"Model: {model}",
-        "Next:",
-        *(f"  sluice {verb}" for verb in (f"audit {folder}", f"eval {folder} SET", f"report {folder} OTHER_RUN")),
-    ]
+    run = shlex.quote(str(folder))
+    use = f"eval {run} SET"
+    if load_saved_settings(folder / SETTINGS).objective == "reward_model":  # it writes no text
+        use = f"serve-reward --scorer reward_model --model {shlex.quote(str(model))}"
+    verbs = (f"audit {run}", use, f"report {run} OTHER_RUN")
+    return [*lines, f"Model: {model}", "Next:", *(f"  {sluice_command()} {verb}" for verb in verbs)]
 
 
 def _check_cluster(settings: Settings, checked: CheckedRun, view: LiveView) -> tuple[Sizes, dict[str, str]]:

@@ -6,6 +6,7 @@ Folders are 0700 and secrets 0600.
 """
 
 import os
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,7 +117,7 @@ def _load_pair(name: str) -> KeyPair:
     secret = folder / f"{name}.sec"
     try:
         if secret.stat().st_mode & 0o077:
-            raise OperatorError(f"{secret} can be read by others. Run: chmod 600 {secret}")
+            raise OperatorError(f"{secret} can be read by others. Run: chmod 600 {shlex.quote(str(secret))}")
         return KeyPair((folder / f"{name}.pub").read_bytes().strip(), secret.read_bytes().strip())
     except OSError as error:
         raise OperatorError(f"{error.filename} cannot be read: {error.strerror}. {_no_cluster()}") from None

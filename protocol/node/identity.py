@@ -7,7 +7,10 @@ import contextlib
 import functools
 import os
 import platform
+import shlex
+import shutil
 import socket
+import sys
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +23,14 @@ _STARTED = 19  # field 22 of proc(5)'s /proc/PID/stat, counted behind the name i
 def machine_name() -> str:
     """Return the machine's host name."""
     return socket.gethostname()
+
+
+def sluice_command() -> str:
+    """Return the command sluice, as a path where PATH does not have it."""
+    here = Path(sys.executable).with_name("sluice")
+    if shutil.which("sluice") or not here.is_file():
+        return "sluice"
+    return shlex.quote(os.path.relpath(here) if here.is_relative_to(Path.cwd()) else str(here))
 
 
 def started_ticks(pid: int) -> int | None:

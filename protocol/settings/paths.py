@@ -6,6 +6,7 @@ a relative path starts in that folder. Without the context a path stays as it is
 
 import ast
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -41,6 +42,18 @@ def absolute_path(path: str, info: ValidationInfo) -> str:
         return str(Path(folder).resolve() / Path(path).expanduser())
     except RuntimeError:
         raise ValueError(f"{path} begins with the home of a user that this machine does not have") from None
+
+
+def find_trained(given: str) -> tuple[str, Path | None]:
+    """Return the model that a command's argument names, and the folder of the run that trained it; None for others.
+
+    given: the folder of a run, which stands for its newest checkpoint, a checkpoint, its model/, or any other model.
+    """
+    for inside in ("checkpoints/latest/model", "latest/model", "model", "."):
+        model = Path(os.path.abspath(Path(given).expanduser() / inside))  # RUN/checkpoints/step_000100/model
+        if model.is_dir() and model.name == "model" and model.parents[1].name == "checkpoints":
+            return str(model), model.parents[2]
+    return given, None
 
 
 def environment_file(name: str) -> tuple[str, str] | None:

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from learner import evaluate
-from learner.evaluate import config_of, newest_evaluation, options_of, scores_of, scores_table
+from learner.evaluate import newest_evaluation, options_of, scores_of, scores_table, settings_of_run
 from learner.ledger.ledger import Ledger
 from learner.plan.needs import needs_prompts, needs_rollouts
 from protocol.settings.loader import load_settings, save_settings
@@ -56,23 +56,42 @@ def test_model_of_a_run_is_that_of_its_newest_checkpoint(tmp_path: Path) -> None
     assert settings.policy.model == str(tmp_path / "checkpoints" / "latest" / "model")
 
 
+@pytest.mark.parametrize("place", ["", "checkpoints", "checkpoints/latest", "checkpoints/latest/model"])
 @pytest.mark.parametrize(("objective", "environment"), [("policy_gradient", "search"), ("sft", "single_turn")])
-def test_a_run_is_scored_with_its_own_settings_unless_others_are_given(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], objective: str, environment: str
+def test_a_run_or_checkpoint_is_scored_with_the_runs_settings_unless_others_are_given(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], objective: str, environment: str, place: str
 ) -> None:
     run = tmp_path / "run"
     (run / "checkpoints" / "latest" / "model").mkdir(parents=True)
     given = tmp_path / "a.yaml"
     own = "rollout: {environment: search}" if objective == "policy_gradient" else "learner: {lr: 1.0e-5}"
-    given.write_text(f"objective: {objective}\n{own}\n")
+    given.write_text(f"objective: {objective}\npolicy: {{dtype: float32}}\n{own}\n")
     save_settings(load_settings(given, []), run / "settings.yaml")
-    options = Namespace(model=str(run), sets=["a.jsonl"], samples=1, num_prompts=9, dir="runs", config=None)
-    taken = config_of(options)
-    settings = load_settings(Path(taken[1]) if taken else None, options_of(options, "mine"))
+    options = Namespace(model=str(run / place), sets=["a.jsonl"], samples=1, num_prompts=9, dir="runs", config=None)
+    taken = settings_of_run(options, [])
+    config, rest = (Path(taken[1]), taken[2:]) if taken[0] == "--config" else (None, taken)
+    settings = load_settings(config, [*rest, *options_of(options, "mine")])
     assert (settings.rollout.environment, settings.objective) == (environment, "policy_gradient")
+    assert (settings.policy.dtype, settings.policy.model) == ("float32", str(run / "checkpoints" / "latest" / "model"))
     assert ("The settings are those of the run" in capfd.readouterr().err) is (objective == "policy_gradient")
-    assert config_of(Namespace(model=str(run), config="b.yaml")) == ["--config", "b.yaml"]
-    assert config_of(Namespace(model=str(tmp_path), config=None)) == []
+    options.config = "b.yaml"
+    assert settings_of_run(options, []) == ["--config", "b.yaml"]
+
+
+def test_another_model_folder_is_scored_with_the_settings_of_the_command_alone(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    save_settings(load_settings(None, []), tmp_path / "settings.yaml")
+    for place in (tmp_path, tmp_path / "model", Path("owner/name")):
+        assert settings_of_run(Namespace(model=str(place), config=None), []) == []
+
+
+def test_a_run_of_rows_gives_the_form_of_its_weights_unless_the_command_does(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "latest" / "model").mkdir(parents=True)
+    save_settings(load_settings(None, ["--objective", "sft", "--policy.dtype", "float32"]), tmp_path / "settings.yaml")
+    options = Namespace(model=str(tmp_path), config=None)
+    trust = ["--policy.trust_remote_code", "false"]
+    assert settings_of_run(options, []) == ["--policy.dtype", "float32", *trust]
+    assert settings_of_run(options, ["--policy.dtype=bfloat16"]) == trust
 
 
 def test_scores_are_read_by_set_and_shown_with_their_errors(tmp_path: Path) -> None:

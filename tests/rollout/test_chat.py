@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import pytest
 
-from protocol.errors import OperatorError
+from protocol.errors import OperatorError, SettingsError
 from protocol.settings.loader import save_settings
 from protocol.settings.settings import Settings
-from rollout.chat import Chat, system_of, template_kwargs
+from rollout.chat import Chat, settings_of_run, system_of, template_kwargs
 from rollout.engine.speaker import Speaker
 from rollout.neighbours.node import Node
 from rollout.neighbours.tools.calculator import Calculator
@@ -77,10 +77,12 @@ def test_names_of_control_tokens_in_messages_and_results_stay_letters(capsys: py
 
 def test_chat_with_a_run_has_its_system_message_unless_another_is_given(tmp_path: Path) -> None:
     save_settings(Settings.model_validate({"data": {"system_prompt": "Be short."}}), tmp_path / "settings.yaml")
-    assert system_of(str(tmp_path), None) == "Be short."
-    assert system_of(str(tmp_path), "Be long.") == "Be long."
-    assert system_of(str(tmp_path), "") is None
-    assert system_of(str(tmp_path / "x"), None) is None
+    model = tmp_path / "checkpoints" / "latest" / "model"
+    model.mkdir(parents=True)
+    for place in (tmp_path, model.parent, model):  # the run, its checkpoint, and the folder that a run prints
+        run = settings_of_run(str(place))
+        assert [system_of(run, given) for given in (None, "Be long.", "")] == ["Be short.", "Be long.", None]
+    assert system_of(settings_of_run(str(tmp_path / "x")), None) is None
 
 
 def test_chat_template_has_the_variables_of_the_option_or_of_the_run(tmp_path: Path) -> None:
@@ -88,11 +90,12 @@ def test_chat_template_has_the_variables_of_the_option_or_of_the_run(tmp_path: P
         scripted: Any = _Scripted(["Yes."])
         scripted.tokenizer.chat_template += "{% if not thinks %}<think></think>{% endif %}"
         with asyncio.Runner() as runner:
-            Chat(scripted, None, [], runner, template_kwargs(str(model), given)).take("Hi")
+            Chat(scripted, None, [], runner, template_kwargs(settings_of_run(str(model)), given)).take("Hi")
         return scripted.prompts[0].endswith("<think></think>")
 
     run = Settings.model_validate({"rollout": {"chat_template_kwargs": {"thinks": True}}})
     save_settings(run, tmp_path / "settings.yaml")
+    (tmp_path / "checkpoints" / "latest" / "model").mkdir(parents=True)
     found = [
         ends_with(None),
         ends_with('{"thinks": false}'),
@@ -101,4 +104,15 @@ def test_chat_template_has_the_variables_of_the_option_or_of_the_run(tmp_path: P
     ]
     assert found == [False, True, True, False]
     with pytest.raises(OperatorError, match="--chat-template-kwargs false is not a JSON object"):
-        template_kwargs("MODEL", "false")
+        template_kwargs(Settings(), "false")
+
+
+def test_calls_have_the_format_of_the_run_where_the_template_writes_none() -> None:
+    scripted: Any = _Scripted(["I compute."])
+    scripted.tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    tools = [Calculator(make_spec(), Node(None, None, "t", make_keys()))]
+    with asyncio.Runner() as runner:
+        with pytest.raises(SettingsError, match=r"Set tools.call_format"):
+            Chat(scripted, None, tools, runner)
+        Chat(scripted, None, tools, runner, None, "hermes").take("What is 6 * 7?")
+    assert scripted.prompts

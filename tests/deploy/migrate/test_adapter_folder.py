@@ -151,6 +151,7 @@ def test_adapter_that_its_base_does_not_take_whole_is_refused(
             "It is a trainer's folder: give {0}/checkpoint-100.",
         ),
         (["mp_rank_00_model_states.pt"], "It is a checkpoint of DeepSpeed: its zero_to_fp32.py"),
+        (["model/config.json"], "It is a checkpoint: give {0}/model."),
         ([], "Give a Hugging Face model folder."),
     ],
 )

@@ -1,6 +1,8 @@
 """What a run's command does when a process dies before the run trains, or a node is away when the command is given."""
 
 import json
+import shlex
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ from learner.checkpoint.manifest import Checkpoint, RefusedCheckpointError
 from learner.run import attempt, driver
 from learner.run.start import RunStart
 from protocol.errors import NeighbourError, OperatorError, SettingsError
-from protocol.settings.loader import save_settings
+from protocol.settings.loader import load_settings, save_settings
 from protocol.settings.settings import Settings
 
 
@@ -114,7 +116,10 @@ def test_second_checkpoint_that_is_refused_ends_the_run_with_the_others_in_place
     assert (Attempt.launched, len(aside), Attempt.detached) == (2, 1, 1)
 
 
-def test_result_has_the_first_and_the_last_score_and_the_newest_model(tmp_path: Path) -> None:
+def test_result_has_the_first_and_the_last_score_and_the_newest_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "sluice_command", lambda: "sluice")  # it is on PATH
     save_settings(Settings(), tmp_path / "settings.yaml")
     scores = [
         {"step": 2, "eval/step": 0, "eval/held_out/reward": 0.25},
@@ -127,6 +132,21 @@ def test_result_has_the_first_and_the_last_score_and_the_newest_model(tmp_path: 
         f"Model: {tmp_path}/checkpoints/latest/model",
         "Next:",
         *(f"  sluice {verb}" for verb in (f"audit {tmp_path}", f"eval {tmp_path} SET", f"report {tmp_path} OTHER_RUN")),
+    ]
+
+
+def test_commands_after_a_run_are_complete_in_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "my runs" / "a"
+    (model := folder / "checkpoints" / "latest" / "model").mkdir(parents=True)
+    save_settings(load_settings(None, ["--objective", "reward_model"]), folder / "settings.yaml")
+    monkeypatch.setenv("PATH", "/nowhere")
+    _, next_line, *lines = driver.describe_result(folder)
+    assert next_line == "Next:"
+    sluice = str(Path(sys.executable).with_name("sluice").absolute())
+    assert [[str(Path(word).absolute()), *rest] for word, *rest in map(shlex.split, lines)] == [
+        [sluice, "audit", str(folder)],
+        [sluice, "serve-reward", "--scorer", "reward_model", "--model", str(model)],
+        [sluice, "report", str(folder), "OTHER_RUN"],
     ]
 
 
