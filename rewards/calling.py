@@ -8,7 +8,7 @@ import inspect
 import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -272,7 +272,8 @@ def _flat(values: Any) -> list[Any]:
 def _item(value: Any) -> Any:
     """Return a one-element tensor or list as its element, so that [N, 1] counts as [N]; a bool as 1 or 0."""
     if hasattr(value, "item"):
-        value = value.item()
+        with suppress(ValueError, RuntimeError):  # an array or tensor of several numbers
+            value = value.item()
     elif isinstance(value, list) and len(value) == 1:
         value = value[0]
     return float(value) if isinstance(value, bool) else value

@@ -250,14 +250,20 @@ def _write_environment(draft: Draft) -> None:
         draft.lack("rollout.agent.default_agent_loop", "Write it as an environment: rollout.environment FILE.py:Class")
     names = (f"{prefix}max_assistant_turns", f"{prefix}max_user_turns")
     limits = [draft.number(names[0], 0) - 1, draft.number(names[1], 0)]
-    if tools:
+    interaction = draft.text(f"{prefix}interaction_config_path")
+    if tools or interaction:
         known = [int(limit) for limit in limits if limit > 0]
-        why = "turns with a call, before the last one" if known else "no limit there"
+        turns = "turns with a call" if not interaction else "turns"
+        why = f"{turns}, before the last one" if known else "no limit there"
         draft.put("rollout.max_turns", min(known, default=_NO_LIMIT), *names, why=why)
+    if tools:
         _write_calls(draft, prefix)
+    if tools and interaction:
+        problem = "Here one environment has the tools or the interaction. Write one with both: rollout.environment"
+        draft.lack(f"{prefix}interaction_config_path", f"{problem} FILE.py:Class")
     for name in (*names, f"{prefix}enable", f"{prefix}max_parallel_calls", f"{prefix}format"):
         draft.read.add(name)
-        if not tools and name in draft.asked:
+        if not tools and not interaction and name in draft.asked:
             draft.always[draft.label(name)] = "There are no tools"
 
 

@@ -385,7 +385,8 @@ async def test_function_that_exits_or_returns_no_numbers_fails_its_request_alone
 async def test_invalid_logs_are_skipped(tmp_path: Path) -> None:
     path = write(
         tmp_path,
-        "import numpy\ndef compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    return {'score': 1.0, 'acc': numpy.bool_(1), 'loss': float('nan'), 'size': 10**400, 'said': 'x'}\n",
+        "import numpy, torch\ndef compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return {'score': 1.0, 'acc': numpy.bool_(1), 'loss': float('nan'), 'size': 10**400, 'said': 'x',\n"
+        "            'each': numpy.ones(2), 'gone': torch.ones(2), 'none': None}\n",
     )
     assert await rewards_of(path) == [Score(1.0, logs={"acc": 1.0})] * 2

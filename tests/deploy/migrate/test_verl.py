@@ -320,6 +320,17 @@ def test_tools_have_verls_limits(tmp_path: Path) -> None:
     assert load_settings(tmp_path / "new.yaml", []).rollout.max_turns == 3
 
 
+@pytest.mark.parametrize("tools", ["", "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml "])
+def test_interaction_keeps_its_limit_of_turns(tmp_path: Path, tools: str) -> None:
+    given = f"{tools}actor_rollout_ref.rollout.multi_turn.interaction_config_path=interactions.yaml"
+    given += " actor_rollout_ref.rollout.multi_turn.enable=True actor_rollout_ref.rollout.multi_turn.max_user_turns=5"
+    status, text = migrate(tmp_path, VERL.replace("$more", f"$more {given}"))
+    assert (status, load_settings(tmp_path / "new.yaml", []).rollout.max_turns) == (1, 5)
+    assert "There are no tools" not in text
+    cure = "Here one environment has the tools or the interaction" if tools else "Put the adapter of docs"
+    assert f"interaction_config_path interactions.yaml: {cure}" in text
+
+
 @pytest.mark.parametrize(
     ("words", "alpha"), [("model.lora_rank=64", 16), ("model.lora.rank=64", 32), ("actor.grad_clip=1.0", None)]
 )
