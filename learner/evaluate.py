@@ -34,6 +34,7 @@ standard error, pass@k, majority@n, and means by data source. Every answer is in
 A set is a JSONL or Parquet file, or NAME=FILE. Without a name the first set is held_out, and another has its file's
 name. Settings may follow as in sluice run, such as --rollout.environment search."""
 _PREFIX = "eval/"  # of a score's name in metrics.jsonl
+_CODE = "code:"  # of the digests in a ledger: files of the user, scorers, search index
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -58,6 +59,9 @@ def main(arguments: Sequence[str]) -> int:
     line = newest_evaluation(folder)
     if not (scores := scores_of(line)):
         return 0  # stopped, or --plan
+    if changed := changed_since(trained, folder):
+        others = "is not what it was" if len(changed) == 1 else "are not what they were"
+        print(f"{', '.join(changed)} {others} in {trained}: compare no scores with that run's.", file=sys.stderr)
     if num_failed := line.get("eval/failed", 0):
         most = most_frequent_failure(folder)
         print(f"{num_failed:g} prompts failed and are in no score. Most frequent failure: {most}", file=sys.stderr)
@@ -126,6 +130,20 @@ def settings_of_run(options: argparse.Namespace, settings: Sequence[str]) -> lis
         return as_options({f"policy.{n}": value for n, value in policy.items() if f"--policy.{n}" not in given})
     print(f"The settings are those of the run: {trained / GIVEN}. --config gives others.", file=sys.stderr, flush=True)
     return ["--config", str(trained / GIVEN)]
+
+
+def changed_since(trained: Path | None, evaluation: Path) -> list[str]:
+    """Return which scorers, files of the user and search index the last start of a run and its evaluation differ in."""
+    ledgers = [folder / LEDGER for folder in (trained, evaluation) if folder is not None]
+    if len(ledgers) < 2 or not all(path.is_file() for path in ledgers):
+        return []
+    codes = []
+    for path in ledgers:
+        with closing(sqlite3.connect(read_only_uri(path), uri=True)) as db:
+            rows = db.execute("SELECT key, value FROM meta").fetchall()
+        codes.append({key.removeprefix(_CODE): value for key, value in rows if key.startswith(_CODE)})
+    of_run, now = codes
+    return sorted(name for name in of_run.keys() & now.keys() if of_run[name] != now[name])
 
 
 def _parse_set(given: str, number: int) -> tuple[str, str]:

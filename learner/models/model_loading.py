@@ -24,6 +24,7 @@ from protocol.value_heads import WRAPPERS, is_constant, is_head
 
 # Words in a configuration's names of dropout and of a router's noise.
 _RANDOM = ("drop", "jitter")
+_OF_REWARDS = "are of a reward model (score.weight), which writes no text. Use a language model."
 # Endings of a router's fixed bias in transformers' models. vLLM keeps it in float32.
 _ROUTER_BIASES = ("e_score_correction_bias", "expert_bias")
 
@@ -100,6 +101,8 @@ def _read(auto_class: Any, settings: PolicySettings, config: Any, form: dict[str
             f"the folder, expected {expected}. Correct config.json, or use a complete model folder."
         )
     if missing := sorted(report["missing_keys"]):
+        if "score.weight" in report["unexpected_keys"]:  # it is in place of the output head
+            raise OperatorError(f"{where} {_OF_REWARDS}")
         raise OperatorError(
             f"{where} lack {len(missing)} tensors of a {config.model_type} model, such as {missing[0]}. "
             "Use a complete model folder."
@@ -141,9 +144,7 @@ def _check_whole(model: Any, settings: PolicySettings) -> None:
             f"use, such as {unused[0]}. Merge adapters into the model, or correct config.json."
         )
     if "score.weight" in unused_tensors(model):
-        raise OperatorError(
-            f"{where} are of a reward model (score.weight), which writes no text. Use a language model."
-        )
+        raise OperatorError(f"{where} {_OF_REWARDS}")
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if model.config.tie_word_embeddings and head is not None and head.weight is not embedding.weight:
         raise OperatorError(

@@ -94,6 +94,31 @@ def test_a_run_of_rows_gives_the_form_of_its_weights_unless_the_command_does(tmp
     assert settings_of_run(options, ["--policy.dtype=bfloat16"]) == trust
 
 
+def test_scores_by_another_scorer_than_the_runs_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trained" / "checkpoints" / "latest" / "model").mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    line = {"step": 0, "eval/step": 0, "eval/held_out/reward": 0.5}
+    (tmp_path / "mine" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    code = {"The scorer of the cluster": "1", "/a/env.py": "2"}
+    for name, digests in (("trained", code | {"The search index": "3"}), ("mine", code)):
+        ledger = Ledger(tmp_path / name / "ledger.sqlite")
+        ledger.begin_code(digests)
+        ledger.close()
+    monkeypatch.setattr(evaluate, "run", lambda arguments: 0)  # the evaluation has ended
+    command = [str(tmp_path / "trained"), "a.jsonl", "--name", "mine", "--dir", str(tmp_path)]
+    assert evaluate.main(command) == 0
+    assert capsys.readouterr().err == ""
+    ledger = Ledger(tmp_path / "mine" / "ledger.sqlite")
+    ledger.begin_code({"The scorer of the cluster": "9"})
+    ledger.close()
+    assert evaluate.main(command) == 0
+    assert capsys.readouterr().err == (
+        f"The scorer of the cluster is not what it was in {tmp_path / 'trained'}: compare no scores with that run's.\n"
+    )
+
+
 def test_scores_are_read_by_set_and_shown_with_their_errors(tmp_path: Path) -> None:
     line = {"step": 0, "eval/step": 0, "eval/a/reward": 0.5, "eval/a/reward_error": 0.125, "eval/b/x/reward": 1.0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")

@@ -163,3 +163,13 @@ def test_folder_with_a_weight_of_another_shape_is_refused_by_name(folder: Path) 
     found = rf"another shape .* 1 tensors, such as model\.norm\.weight: \({HIDDEN + 1},\) .*, expected \({HIDDEN},\)\."
     with pytest.raises(OperatorError, match=found):
         load_model(settings_of(folder))
+
+
+@pytest.mark.parametrize("has_head", [True, False])
+def test_reward_model_as_a_policy_is_refused_by_what_it_is(folder: Path, has_head: bool) -> None:
+    tensors = load_file(folder / "model.safetensors") | {"score.weight": HEAD}
+    if not has_head:  # as objective = reward_model saves it
+        del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(OperatorError, match=r"are of a reward model \(score.weight\), which writes no text"):
+        load_model(settings_of(folder))
