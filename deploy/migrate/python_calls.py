@@ -10,7 +10,7 @@ _ADAPTER = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_t
 _ADAPTER |= {"lora_dropout": "lora_dropout", "modules_to_save": "lora_modules_to_save", "use_rslora": "use_rslora"}
 # Defaults of PEFT's LoraConfig, which are not those of TRL's command line.
 _PLAIN_ADAPTER = {"use_peft": "True", "lora_r": "8", "lora_alpha": "8", "lora_dropout": "0.0"}
-_OF_TRAINER = {"model": "model_name_or_path", "reward_funcs": "reward_funcs"}
+_OF_TRAINER = {"model": "model_name_or_path"}
 _CHANGES = {"map", "filter", "select", "take", "skip", "train_test_split", "rename_column", "rename_columns"}
 _CHANGES_IN_PLACE = ("append", "extend", "insert", "update", "setdefault")
 _OF_TRAINER |= {"environment_factory": "environment_factory", "tools": "tools", "rollout_func": "rollout_func"}
@@ -28,7 +28,8 @@ def configurations_in(text: str, path: str, known: Mapping[str, Any]) -> list[tu
         raise SettingsError(f"migrate: {path}, line {error.lineno}, is not Python: {error.msg}.") from None
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     values = _assignments(tree)
-    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    made = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    functions = {node.name: f"{path}:{node.name}" for node in made}
     around: dict[str, str] = {}
     for call in calls:
         name = _name_of(call)
@@ -37,9 +38,8 @@ def configurations_in(text: str, path: str, known: Mapping[str, Any]) -> list[tu
         elif name.endswith("Trainer"):
             around |= _first(call, values, "model_name_or_path") | _keywords(call, values, _OF_TRAINER)
             around |= _data_of(call, values, calls)
-    rewards = [f"{path}:{name}" if name in functions else name for name in _names(around.get("reward_funcs", ""))]
-    if rewards:
-        around["reward_funcs"] = ",".join(rewards)
+            rewards = [_reward(node, values, {**_imports(tree), **functions}, path) for node in _rewards(call, values)]
+            around |= {"reward_funcs": ",".join(rewards)} if rewards else {}
     found = [call for call in calls if _name_of(call).lower() in known]
     options = [_first(call, values, "output_dir") | _keywords(call, values) for call in found]
     return [
@@ -101,8 +101,31 @@ def _name_of(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip().removeprefix("${").removesuffix("}") for name in text.strip("[]").split(",") if name.strip()]
+def _imports(tree: ast.AST) -> dict[str, str]:
+    """Return the dotted name of each name that the file imports from a module."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    return {each.asname or each.name: f"{node.module}.{each.name}" for node in nodes for each in node.names}
+
+
+def _rewards(call: ast.Call, values: Mapping[str, ast.expr]) -> list[ast.expr]:
+    """Return a trainer's reward functions."""
+    node = next((word.value for word in call.keywords if word.arg == "reward_funcs"), None)
+    if isinstance(node, ast.Name) and isinstance(listed := values.get(node.id), ast.List | ast.Tuple):
+        node = listed
+    return node.elts if isinstance(node, ast.List | ast.Tuple) else [] if node is None else [node]
+
+
+def _reward(node: ast.expr, values: Mapping[str, ast.expr], known: Mapping[str, str], path: str) -> str:
+    """Return a reward's name: FILE.py:NAME, a dotted name, a model, or MAKER(..) for a function without a name.
+
+    known: names of the file's functions and imports.
+    """
+    value = values.get(node.id) if isinstance(node, ast.Name) else node
+    if isinstance(value, ast.Constant) or (isinstance(value, ast.Call) and _name_of(value) == "from_pretrained"):
+        return _text(value, values)
+    if isinstance(node, ast.Name):
+        return f"{path}:{node.id}" if node.id in values else known.get(node.id, node.id)
+    return f"{_name_of(node)}(..)" if isinstance(node, ast.Call) else ast.unparse(node).partition(" ")[0]
 
 
 def _keywords(call: ast.Call, values: Mapping[str, ast.expr], names: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -194,15 +194,26 @@ def _write_servers(draft: Draft, mode: str) -> None:
 
 def _write_rewards(draft: Draft) -> None:
     sources = [f"{joint.MODEL}{name}" for name in texts_of(draft.text("reward_model_name_or_path"))]
+    weights = [
+        float(each) for each in texts_of(draft.text("reward_weights")) if isinstance(value_of(each), int | float)
+    ]
     for name in texts_of(draft.text("reward_funcs")):
+        maker, is_made, _ = name.partition("(")
+        if maker.endswith("get_soft_overlong_punishment"):
+            reason = "A service gets no tokens: set rewards.overlong_buffer_tokens and rewards.overlong_penalty"
+            draft.missing[f"reward_funcs {maker}"] = reason
+            weights[len(sources) :] = weights[len(sources) + 1 :]
+            continue
+        if is_made or maker == "lambda":
+            draft.missing[f"reward_funcs {maker}"] = "Give its result a name in a file, and serve FILE.py:NAME"
+            name = "FILE.py:NAME"
         module, _, function = name.rpartition(".")
         if ".py:" in name:
             sources.append(name)
         else:
             sources.append(f"{joint.MODEL}{name}" if "/" in name else f"{module or 'trl.rewards'}:{function}")
-    weights = [
-        float(each) for each in texts_of(draft.text("reward_weights")) if isinstance(value_of(each), int | float)
-    ]
+    if any(".py:" in source for source in sources):
+        draft.steps.append("a service runs the whole file of its function: move functions out of a file that trains")
     names = [name for name in ("reward_model_name_or_path", "reward_funcs") if name in draft.asked]
     if len(sources) == 1 and sources[0].startswith(joint.MODEL):
         joint.put_reward_model(draft, sources[0].removeprefix(joint.MODEL), names[0])

@@ -1,5 +1,6 @@
 """`sluice migrate` on TRL's commands, Python files and files of values."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -291,6 +292,22 @@ def test_a_reward_model_beside_functions_is_an_endpoint(tmp_path: Path) -> None:
     _, text = _migrate(tmp_path, GRPO.replace("accuracy_reward my.rewards.short", "org/judge"))
     assert "#   sluice start --reward-scorer reward_model:org/judge\n" in text
     assert "endpoints:" not in text
+
+
+def test_rewards_of_a_python_file_keep_their_names_and_weights(tmp_path: Path) -> None:
+    head = "from my_lib.rewards import right as correct\nfrom trl.rewards import accuracy_reward as accurate\n"
+    head += "cosine = get_cosine_scaled_reward(max_len=100)\n"
+    made = "get_soft_overlong_punishment(max_completion_len=64, soft_punish_cache=8)"
+    rewards = f"[accurate, {made}, correct, cosine, repeats(3, -1.0)]"
+    file = head + PYTHON.replace("[short]", rewards).replace("seed=", "reward_weights=[1, 2, 3, 4, 5], seed=")
+    status, text = _migrate(tmp_path, file, "a.py")
+    names = re.findall("--function (.*) --port", text)
+    assert names == ["trl.rewards:accuracy_reward", "my_lib.rewards:right", "a.py:cosine", "FILE.py:NAME"]
+    assert [each["weight"] for each in yaml.safe_load(text)["rewards"]["endpoints"]] == [1, 3, 4, 5]
+    assert "#   reward_funcs get_soft_overlong_punishment: A service gets no tokens" in text
+    assert "#   reward_funcs repeats: Give its result a name in a file" in text
+    assert "move functions out of a file that trains" in text
+    assert status == 1
 
 
 def test_do_eval_takes_no_evaluation_away(tmp_path: Path) -> None:
