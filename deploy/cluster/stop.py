@@ -4,11 +4,14 @@ import sys
 from collections.abc import Sequence
 
 from deploy.cluster.known import ClusterInUse, is_head, is_ray_healthy, known_cluster, known_processes, ray_connection
+from deploy.cluster.options import StartOptions
 from deploy.cluster.ray_processes import end_ray, ray_processes
+from deploy.cluster.reuse import format_options
 from deploy.node.home import check_not_used_elsewhere, exclusive, this_home
 from deploy.node.processes import end, family, find
 from protocol.errors import OperatorError, SettingsError
 from protocol.node.home import ClusterState, cluster_path
+from protocol.node.identity import sluice_command
 
 _ANSWER_S = 10.0
 _STOP_SERVERS_S = 60.0
@@ -35,6 +38,10 @@ def stop(arguments: Sequence[str]) -> None:
         end(family(process for record in known_processes().values() if (process := find(record))))
         cluster_path().unlink(missing_ok=True)
     print("Stopped." if was_running else "No Sluice cluster runs here.")
+    defaults = StartOptions().to_remember()
+    given = {name: value for name, value in (state.options if state else {}).items() if value != defaults.get(name)}
+    if given:  # the next start does not remember them: its scorer, corpus and ports would be the default ones
+        print(f"The same cluster again: {sluice_command()} start {format_options(given)}")
 
 
 def _end_orderly(state: ClusterState, is_now: bool) -> None:

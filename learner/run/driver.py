@@ -229,9 +229,10 @@ def _finish_copies(context: "RunContext") -> str:
 def _cluster_ended(loss: str, start: RunStart) -> OperatorError:
     """Return the error of a run whose cluster is gone."""
     saved = plan_restart(start).step
+    place = f"the checkpoint of step {saved}" if saved else "its start"
     return OperatorError(
-        f"The cluster was stopped, or died, during the run: {loss}. Start it with sluice start and give "
-        f"this command again: the run resumes from {f'the checkpoint of step {saved}' if saved else 'its start'}."
+        f"The cluster was stopped, or died, during the run: {loss}. Start it with sluice start, with the options that "
+        f"it had, and give this command again: the run resumes from {place}."
     )
 
 

@@ -70,11 +70,16 @@ def test_stop_waits_until_the_attached_run_has_saved_and_keeps_the_logs(own: Run
     with attached(own, tmp_path / "saved") as run:
         stopped = own.stop()
         assert (stopped.returncode, run.wait(30)) == (0, 0), stopped.stderr
-        assert stopped.stdout.splitlines() == [
+        *lines, again = stopped.stdout.splitlines()
+        assert lines == [
             f"Stopping the run my-run (process {run.pid}) first: it ends after its step, with a checkpoint. "
             "sluice stop --now does not wait for it.",
             "Stopped.",
         ]
+        _, sluice, start, *options = again.replace("The same cluster again:", "again").split()
+        assert (Path(sluice).name, start) == ("sluice", "start")
+        assert ["--ray-port", str(own.ray_port), "--retriever-port", str(own.retriever_port)] == options[:4]
+        assert "--topk" not in options, "an option with its default value"
     assert (tmp_path / "saved").read_text() == "saved"
     assert list(log.glob("raylet.out"))
 
