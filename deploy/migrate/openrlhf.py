@@ -209,9 +209,16 @@ def _write_placement(draft: Draft) -> None:
 
 
 def _write_rewards(draft: Draft) -> None:
-    joint.put_rewards(draft, texts_of(draft.text("reward.remote_url")), (), "reward.remote_url")
+    sources = texts_of(draft.text("reward.remote_url"))
     if agent := draft.text("train.agent_func_path"):
         draft.put("rollout.environment", f"openrlhf_agent:{agent}", "train.agent_func_path")
+        if sources:
+            draft.always[draft.label("reward.remote_url")] = "The agent's reward alone counts there"
+    else:
+        joint.put_rewards(draft, sources, (), "reward.remote_url")
+        if len(sources) > 1:
+            why = "one of them scores a sample; releases before 0.7 added them up"
+            draft.put("rewards.combine", "shard", "reward.remote_url", why=why)
     if model := draft.text("reward.model_name_or_path"):
         if {"rewards.endpoints", "rollout.environment"} & set(draft.settings):
             draft.always[draft.label("reward.model_name_or_path")] = "Another source of rewards counts there"

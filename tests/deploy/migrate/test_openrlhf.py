@@ -259,3 +259,17 @@ def test_a_reward_model_beside_an_address_is_not_started(tmp_path: Path) -> None
     _, text = _migrate(tmp_path, DOTTED.replace("--ds.packing_samples", words))
     assert "sluice start" not in text
     assert "#   reward.model_name_or_path /models/judge: Another source of rewards counts there\n" in text
+
+
+def test_several_urls_are_shards_of_one_reward(tmp_path: Path) -> None:
+    urls = "--reward.remote_url http://a/score,http://b/score"
+    _migrate(tmp_path, DOTTED.replace("--ds.packing_samples", f"--ds.packing_samples {urls}"))
+    rewards = load_settings(tmp_path / "new.yaml", []).rewards
+    assert (len(rewards.endpoints), rewards.combine) == (2, "shard")
+
+
+def test_reward_beside_an_agent_has_no_effect_as_there(tmp_path: Path) -> None:
+    both = "--reward.remote_url reward.py --train.agent_func_path agent.py"
+    status, text = _migrate(tmp_path, DOTTED.replace("--ds.packing_samples", f"--ds.packing_samples {both}"))
+    assert "#   reward.remote_url reward.py: The agent's reward alone counts there\n" in text
+    assert ("serve-reward" in text, "endpoints:" in text, status) == (False, False, 0)
