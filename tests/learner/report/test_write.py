@@ -344,6 +344,18 @@ def test_report_command_refuses_what_is_no_run(
     assert not (folder.parent / "report.html").exists()
 
 
+def test_report_of_a_checkpoint_is_refused_and_leaves_it_as_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = folder / "checkpoints" / "step_000002"
+    checkpoint.mkdir(parents=True)
+    for name in ("ledger.sqlite", "MANIFEST.json"):
+        (checkpoint / name).touch()
+    assert main([str(checkpoint)]) == 1
+    assert capsys.readouterr().err == f"{checkpoint} is a checkpoint. Give its run's folder, {folder}.\n"
+    assert not (checkpoint / "report.html").exists()
+
+
 def test_report_that_cannot_be_written_is_an_operator_error(folder: Path) -> None:
     (folder / "report.html").mkdir()
     with pytest.raises(OperatorError, match=r"report\.html cannot be written: Is a directory\."):
