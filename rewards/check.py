@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +40,9 @@ _ADVICE = {
     500: "See the log of the service. A run retries a failed sample once, then returns its group.",
     503: "It is starting or overloaded: wait, or lower max_concurrency.",
 }
+# Statuses of a service that may want rows of another form than the built-in ones.
+_OF_THE_ROW = (400, 422, 500)
+_OTHER_ROWS = "The built-in sample has the label '2' and no columns. If your rows have others, give one with --sample."
 _SAME_ADVICE = {403: 401, 400: 422, 502: 503, 504: 503}
 
 
@@ -72,9 +75,10 @@ BUILT_IN = (
 class Unusable(Exception):
     """A response that a run cannot use."""
 
-    def __init__(self, fact: str, advice: str) -> None:
+    def __init__(self, fact: str, advice: str, status: int = 200) -> None:
         super().__init__(fact)
         self.finding = Finding("problem", fact, advice)
+        self.status = status  # HTTP status of the response; 200 also without one
 
 
 class Endpoint:
@@ -137,7 +141,7 @@ def _check_answer(answer: httpx.Response, content: bytes) -> None:
     if status != 200:
         text = content.decode(errors="replace")[:300].strip()
         advice = _ADVICE.get(_SAME_ADVICE.get(status, status), "A run does not retry such a response.")
-        raise Unusable(f"It answered {status}: {text}", advice)
+        raise Unusable(f"It answered {status}: {text}", advice, status)
     if answer.headers.get("content-encoding", "identity") != "identity":
         raise Unusable("The reply is compressed, which was not requested.", "Disable compression in the service.")
     if len(content) > _MAX_REPLY_BYTES:
@@ -156,7 +160,10 @@ async def findings(endpoint: Endpoint, first: Probe, second: Probe) -> AsyncIter
             yield Finding("warning", fact, "Raise max_concurrency if the service takes more at once.")
         (other,), (again,) = await endpoint.ask(second), await endpoint.ask(first)
     except Unusable as unusable:
-        yield unusable.finding
+        if first in BUILT_IN and unusable.status in _OF_THE_ROW:
+            yield replace(unusable.finding, advice=_OTHER_ROWS)
+        else:
+            yield unusable.finding
         return
     if again != alone:
         fact = f"One sample got {alone:g}, then {again:g}."
@@ -248,7 +255,8 @@ async def _check(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"url": arguments.url, "is_usable": is_usable, "findings": seen}))
     else:
-        print(f"{arguments.url} {'can' if is_usable else 'cannot'} be used by a run.")
+        verb = "can" if is_usable else "perhaps cannot" if seen[-1]["advice"] == _OTHER_ROWS else "cannot"
+        print(f"{arguments.url} {verb} be used by a run.")
     return 0 if is_usable else 1
 
 

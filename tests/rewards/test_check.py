@@ -16,6 +16,7 @@ import pytest
 from protocol.errors import OperatorError
 from rewards.bundled import scorer_named
 from rewards.check import Endpoint, Finding, Probe, _seconds, findings, listener_of, read_headers, read_samples
+from rewards.function_process import load_scorer
 from rewards.service import RewardService
 from tests.fakes.http_servers import (
     Answer,
@@ -227,3 +228,18 @@ def test_invalid_time_limit_is_rejected(limit: str) -> None:
 )
 def test_listener_has_the_port_of_the_url_or_of_its_scheme(url: str, port: int) -> None:
     assert listener_of(url) == ("host", port)
+
+
+def test_function_with_labels_of_another_form_asks_for_a_row(tmp_path: Path) -> None:
+    """As Search-R1's and verl's, whose labels have a target, or whose rows have columns."""
+    code = "def score(solution_str, ground_truth):\n    return float(ground_truth['target'][0] in solution_str)\n"
+    (tmp_path / "em.py").write_text(code)
+    row = {"prompt": "1+1?", "response": "2", "label": {"target": ["2"]}}
+    (tmp_path / "row.jsonl").write_text(json.dumps(row))
+    with serving(RewardService(load_scorer(str(tmp_path / "em.py")), "em").app()) as address:
+        built_in = run_module("rewards.check", address)
+        own = run_module("rewards.check", address, "--sample", str(tmp_path / "row.jsonl"))
+    assert built_in.returncode == 1
+    assert "If your rows have others, give one with --sample.\n" in built_in.stdout
+    assert built_in.stdout.endswith(" perhaps cannot be used by a run.\n")
+    assert (own.returncode, own.stdout.splitlines()[-1]) == (0, f"{address} can be used by a run.")
