@@ -4,6 +4,7 @@ Exit status: 0; 1 with one sentence; 2 for a wrong option.
 """
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -132,7 +133,7 @@ def _show(runs: Sequence[Run]) -> None:
         table.add_row(run.name, state, since, run.step, run.folder or "-")
     Console(markup=False, emoji=False).print(table)
     for run in runs:
-        if not run.is_running and (line := _last_line(run.log)):
+        if not run.is_running and (line := last_word(run.log)):
             print(f"{run.name}: {line}")
 
 
@@ -183,9 +184,10 @@ def _stop(runs: Sequence[Run], name: str | None) -> None:
     print(f"{run.name} has ended.")
 
 
-def _last_line(log: Path | None) -> str:
-    """Return the last line that is not empty."""
+def last_word(log: Path | None) -> str:
+    """Return how a run ended: the line before its report's, else the last one that is not empty, such as an error."""
     if log is None or not log.is_file():
         return ""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line for line in reversed(lines) if line.strip()), "")
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    ends = [before for before, line in itertools.pairwise(lines) if line.startswith("Report: ")]
+    return (ends or lines or [""])[-1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.runs.command import main, step_of
+from deploy.runs.command import last_word, main, step_of
 from protocol.node.current_run import log_of_run
 from tests.fakes.waiting import wait_until
 
@@ -127,6 +127,16 @@ def test_stop_ends_a_run_as_ctrl_c_does_and_waits_for_it(
     assert status == 0
     assert "ended" in printed
     assert "my-run: last line" in printed
+
+
+def test_an_ended_run_is_listed_with_how_it_ended(tmp_path: Path) -> None:
+    log = tmp_path / "mine.log"
+    log.write_text("step\nEnded at step 4: all steps are done.\nReport: a.html\nNext:\n  sluice audit runs/mine\n")
+    assert last_word(log) == "Ended at step 4: all steps are done."
+    log.write_text("step\nlearner rank 0: no memory\n\n")
+    assert last_word(log) == "learner rank 0: no memory"
+    log.write_text("")
+    assert last_word(log) == last_word(None) == ""
 
 
 def test_stop_of_a_run_that_has_ended_says_so(
