@@ -34,7 +34,7 @@ _WIDEST = 120  # columns of the widest table
 _SECTIONS = ("kl.", "loss.", "preference.", "distill.", "critic.", "reference.")
 _SETTINGS = {
     *(f"learner.{name}" for name in AlgorithmSettings.model_fields),
-    *(f"learner.{name}" for name in ("lr", "num_epochs", "max_grad_norm", "router_aux_loss")),
+    *(f"learner.{name}" for name in ("lr", "num_epochs", "max_grad_norm", "router_aux_loss", "equal_groups")),
     *(f"rewards.{name}" for name in ("credit", "clip", "normalize", "truncated", "truncated_penalty")),
     *(f"rewards.overlong_{name}" for name in ("buffer_tokens", "penalty", "max_tokens")),
     "policy.old_logprobs",

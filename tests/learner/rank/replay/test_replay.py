@@ -10,8 +10,10 @@ import torch
 
 from deploy.command import run_verb
 from learner.disk.model_folder import weights_digest
+from learner.rank.replay import command
 from learner.rank.replay.command import Figure, show
 from learner.rank.replay.kept_steps import kept_steps
+from protocol.errors import SettingsError
 from tests.fakes.warm_process import run_warm
 from tests.learner.rank.replay.kept_runs import CASES, NUM_STEPS, SAVED
 
@@ -154,6 +156,15 @@ def test_a_change_that_cannot_be_shown_is_refused(
 ) -> None:
     assert run_verb(["replay", str(run), "3", "--with", change]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_kl_term_can_be_shown_of_a_run_that_skips_equal_groups(tmp_path: Path) -> None:
+    given = tmp_path / "given.yaml"
+    given.write_text("learner: {equal_groups: skip}\n")
+    with pytest.raises(SettingsError, match=r"equal_groups = skip .* Set it to keep"):
+        command._change_settings(given, ["kl.coefficient=0.01"])
+    changed, _ = command._change_settings(given, ["kl.coefficient=0.01", "learner.equal_groups=keep"])
+    assert (changed.kl.coefficient, changed.learner.equal_groups) == (0.01, "keep")
 
 
 @pytest.mark.parametrize("replayed", [-1.2345678901234567e-05, -1.2345678901234569e-05])
