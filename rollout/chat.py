@@ -5,9 +5,11 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from protocol.errors import NeighbourError, OperatorError
+from protocol.message_texts import render_prompt
 from protocol.one_line import one_line
 from protocol.settings.loader import load_saved_settings
 from protocol.settings.paths import find_trained
@@ -26,9 +28,11 @@ from rollout.neighbours.tools.tool import Tool
 
 _ABOUT = """\
 Talk with a model folder, the folder of a run, or a Hugging Face name. /new begins a new conversation, Ctrl-C stops an
-answer, Ctrl-D ends the chat. A model without a chat template continues each line as a text."""
+answer, Ctrl-D ends the chat. A model without a chat template continues each line as a text, and so does the model of a
+run whose prompts were texts."""
 _MAX_ROUNDS = 16  # turns that may call tools before the user speaks again
 _MAX_CALLS = 16  # in one turn
+_WORD = "zebra"  # content of a message that shows what the template writes behind it
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,19 +51,30 @@ def main(arguments: Sequence[str]) -> int:
         metavar="JSON",
         help='variables of the chat template, such as {"enable_thinking": false}; of a run: as it was trained',
     )
+    parser.add_argument(
+        "--text",
+        action=argparse.BooleanOptionalAction,
+        help="continue each line as a text, without the chat template; of a run: as it was trained",
+    )
     parser.add_argument("--trust-remote-code", action="store_true", help="run code of the model folder")
     options = parser.parse_args(arguments)
     of_run = settings_of_run(options.model)
-    options.model, _ = find_trained(options.model)
+    options.model, run = find_trained(options.model)
     variables = template_kwargs(of_run, options.chat_template_kwargs)
-    system = system_of(of_run, options.system)
+    system = system_of(of_run, "" if options.text and options.system is None else options.system)
     tools = open_tools(options.tool, run_spec(of_run, "chat", 1, ""), this_node()) if options.tool else {}
     with asyncio.Runner() as runner:
         try:
             for tool in tools.values():
                 runner.run(tool.check())
             call_format = of_run.tools.call_format
-            chat = Chat(Speaker(options), system, [*tools.values()], runner, variables, call_format)
+            speaker = Speaker(options)
+            is_text = options.text
+            if is_text is None and not tools and system is None:
+                is_text = asked_texts(run, of_run, speaker.tokenizer)
+            chat = Chat(speaker, system, [*tools.values()], runner, variables, call_format, is_text=bool(is_text))
+            for notice in describe_form(of_run, chat.is_text):
+                print(notice, file=sys.stderr)
             while (line := _read_line()) is not None:
                 chat.take(line)
         finally:
@@ -79,14 +94,20 @@ class Chat:
         runner: asyncio.Runner,
         template_kwargs: Mapping[str, Any] | None = None,
         call_format: str = "auto",
+        *,
+        is_text: bool = False,
     ) -> None:
         """runner: runs the tools. template_kwargs: as of `ChatTokens`. call_format: as of `choose_reader`.
 
+        is_text: continue each line as a text, although the model has a chat template.
         Raises: OperatorError, SettingsError when the model's template cannot do this."""
         self._speaker = speaker
         self._tokenizer = speaker.tokenizer
         if not self._tokenizer.chat_template and (tools or system):
             raise OperatorError("The model has no chat template: leave out --tool and --system.")
+        if is_text and (tools or system):
+            raise OperatorError("--text continues a line without the chat template: leave out --tool and --system.")
+        self.is_text = is_text or not self._tokenizer.chat_template
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._messages: Messages = [*self._system]
         ends = speaker.end_tokens
@@ -101,8 +122,8 @@ class Chat:
         try:
             if line == "/new":
                 self._messages = [*self._system]
-            elif line and not self._tokenizer.chat_template:
-                self._speaker.write(self._tokenizer(line)["input_ids"], keep_control_tokens=False)
+            elif line and self.is_text:
+                self._speaker.write(self._texts.prompt(line), keep_control_tokens=False)
             elif line:
                 self._answer(line)
         except KeyboardInterrupt:
@@ -156,6 +177,34 @@ def settings_of_run(model: str) -> Settings:
 def system_of(run: Settings, given: str | None) -> str | None:
     """Return the system message: the given one (none if it is empty), or that of the model's run."""
     return (run.data.system_prompt if given is None else given) or None
+
+
+def asked_texts(folder: Path | None, run: Settings, tokenizer: Any) -> bool:
+    """Return whether a run's prompts were texts that the chat template did not write.
+
+    That depends on the rows and the environment, so the first recorded sample shows it: a prompt of the template ends
+    with what begins the model's turn. Without a sample data.apply_chat_template decides.
+    """
+    record = folder / "samples.jsonl" if folder is not None else None
+    if not tokenizer.chat_template or record is None or not record.is_file():
+        return run.data.apply_chat_template is False
+    with record.open(encoding="utf-8") as file:
+        sample = json.loads(file.readline() or "{}")
+    if "tokens" not in sample:
+        return run.data.apply_chat_template is False
+    asked = tokenizer.decode(sample["tokens"][: sample["num_prompt_tokens"]])
+    chat = render_prompt(tokenizer, [{"role": "user", "content": _WORD}], **run.rollout.chat_template_kwargs)
+    return not asked.rstrip().endswith(chat.rpartition(_WORD)[2].strip())
+
+
+def describe_form(run: Settings, is_text: bool) -> list[str]:
+    """Return sentences about how a line is asked, where the form of the run's prompts is not that of a chat."""
+    notices = []
+    if is_text:
+        notices.append("The model continues each line as a text, without a chat template.")
+    if run.data.template is not None:
+        notices.append(f"The run's prompts were written by data.template = {run.data.template!r}: write lines like it.")
+    return notices
 
 
 def template_kwargs(run: Settings, given: str | None) -> dict[str, Any]:

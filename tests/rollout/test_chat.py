@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,7 @@ import pytest
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.loader import save_settings
 from protocol.settings.settings import Settings
-from rollout.chat import Chat, settings_of_run, system_of, template_kwargs
+from rollout.chat import Chat, asked_texts, describe_form, settings_of_run, system_of, template_kwargs
 from rollout.engine.speaker import Speaker
 from rollout.neighbours.node import Node
 from rollout.neighbours.tools.calculator import Calculator
@@ -116,3 +117,40 @@ def test_calls_have_the_format_of_the_run_where_the_template_writes_none() -> No
             Chat(scripted, None, tools, runner)
         Chat(scripted, None, tools, runner, None, "hermes").take("What is 6 * 7?")
     assert scripted.prompts
+
+
+def test_lines_are_asked_as_the_run_asked_its_prompts(tmp_path: Path) -> None:
+    scripted: Any = _Scripted(["Yes.", "Yes."])
+    tokenizer = scripted.tokenizer
+    message = [{"role": "user", "content": "What?"}]
+    prompts = {
+        "text": tokenizer("What?")["input_ids"],
+        "chat": tokenizer(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))[
+            "input_ids"
+        ],
+    }
+    found = {}
+    for name, tokens in prompts.items():
+        line = {"tokens": [*tokens, *tokenizer("Yes.")["input_ids"]], "num_prompt_tokens": len(tokens)}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "samples.jsonl").write_text(json.dumps(line) + "\n")
+        found[name] = asked_texts(tmp_path / name, Settings(), tokenizer)
+    assert found == {"text": True, "chat": False}
+    joined = Settings.model_validate({"data": {"apply_chat_template": False}})
+    no_samples = [asked_texts(tmp_path, run, tokenizer) for run in (joined, Settings())]
+    assert (no_samples, asked_texts(None, Settings(), tokenizer)) == ([True, False], False)
+    with asyncio.Runner() as runner:
+        chat = Chat(scripted, None, [], runner, is_text=True)
+        chat.take("What?")
+        chat.take("So?")
+        with pytest.raises(OperatorError, match="leave out --tool and --system"):
+            Chat(scripted, "Be short.", [], runner, is_text=True)
+    assert scripted.prompts == ["What?", "So?"]
+
+
+def test_chat_says_how_lines_are_asked_where_it_is_not_a_chat() -> None:
+    run = Settings.model_validate({"data": {"template": "Answer briefly: {}"}})
+    assert describe_form(Settings(), is_text=False) == []
+    of_text, of_template = describe_form(run, is_text=True)
+    assert of_text == "The model continues each line as a text, without a chat template."
+    assert of_template == "The run's prompts were written by data.template = 'Answer briefly: {}': write lines like it."
