@@ -22,7 +22,10 @@ def test_two_rounds_of_iterative_dpo_go_on_after_a_kill(cluster: FlowCluster, us
         first.process.kill()
         first.finished()
     again = cluster.command("learner.generation.iterate", *arguments)
-    assert again.returncode == 0, again.stdout + again.stderr
+    said = again.stdout + again.stderr
+    assert again.returncode == 0, said
+    assert "answers.jsonl has rows already: they are kept" in said
+    assert "starts again from step 0" not in said
     assert again.stdout.splitlines()[-1] == f"Model: {folder / 'round_2' / 'train'}"
     for number in (1, 2):
         own = folder / f"round_{number}"

@@ -94,8 +94,16 @@ def check_run(settings: Settings, *, is_fetching: bool = False) -> CheckedRun:
     check_disk(start.folder, settings, read_sizes(settings, model))
     of_epochs = (notice_small_epoch(settings, len(train.index)), notice_mixture(settings, train)) if train else ()
     data_notices = (train and train.notice, notice_passes(given), *of_epochs, *held_out.notices, demonstrations)
-    notices = (start.notice, notice_changes(settings, start), *data_notices, *describe_surprises(settings))
+    # Answers are kept in a file of their own, not in the run: a later start does not begin again.
+    resumed = start.notice if settings.eval.answers is None else notice_kept_answers(Path(settings.eval.answers))
+    notices = (resumed, notice_changes(settings, start), *data_notices, *describe_surprises(settings))
     return CheckedRun(settings, model, start, train, [notice for notice in notices if notice])
+
+
+def notice_kept_answers(path: Path) -> str | None:
+    """Return a notice for a file of answers that has rows of an earlier start, or None."""
+    has_rows = path.is_file() and path.stat().st_size > 0
+    return f"{path} has rows already: they are kept, and only missing rows are sampled." if has_rows else None
 
 
 def notice_small_epoch(settings: Settings, num_prompts: int) -> str | None:

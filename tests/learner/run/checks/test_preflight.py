@@ -19,6 +19,7 @@ from learner.run.checks.preflight import (
     check_same_files,
     check_same_objective,
     notice_changes,
+    notice_kept_answers,
     notice_mixture,
     notice_passes,
     notice_small_epoch,
@@ -242,3 +243,12 @@ def test_argument_that_the_library_does_not_have_is_refused(section: str, settin
     with pytest.raises(SettingsError) as refused:
         check_engine_args(given(says.partition(":")[0]))
     assert str(refused.value) == f"settings: {section}.{setting}.{says}"
+
+
+def test_start_says_that_the_rows_of_a_file_of_answers_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    assert notice_kept_answers(path) is None
+    path.touch()
+    assert notice_kept_answers(path) is None
+    path.write_text("{}\n")
+    assert notice_kept_answers(path) == f"{path} has rows already: they are kept, and only missing rows are sampled."
