@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from learner.disk.run_folder import LEDGER, SETTINGS, MetricsReader, read_only_uri
+from learner.run.command import GivenOnce
 from learner.run.command import main as run
 from protocol.settings.evaluation import MAIN_SET
 from protocol.settings.loader import GIVEN, load_saved_settings
@@ -46,7 +47,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--name", help="name of the run folder; by default the model's name and the time")
     parser.add_argument("--dir", default="runs", help="folder that holds the run folder")
     parser.add_argument(
-        "--config", help="settings file, as of sluice run; of a run or checkpoint: by default the run's"
+        "--config",
+        action=GivenOnce,
+        help="settings file, as of sluice run; of a run or checkpoint: by default the run's",
     )
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON object, last of all")
     options, settings = parser.parse_known_args(arguments)

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from protocol.errors import OperatorError
-from protocol.http.bodies import FOREIGN_MARKS
+from protocol.http.bodies import CUT_TEXTS, FOREIGN_MARKS
 from protocol.http.dynamic_batcher import DynamicBatcher
 from protocol.value_heads import HEAD_NAMES, WRAPPERS, find_head, is_constant, is_head, is_language_head, read_scale
 from rewards.sample import Sample, Score, Scorer
@@ -68,12 +68,17 @@ class RewardModel:
 
     def score(self, texts: Sequence[str]) -> list[float]:
         """Return each text's reward; blocks during the forward passes."""
-        rows = [self._cut(ids) or [self._pad] for ids in self._encode(texts)]
+        return [reward for reward, _ in self.read(texts)]
+
+    def read(self, texts: Sequence[str]) -> list[tuple[float, bool]]:
+        """Return each text's reward, and whether the text is longer than the model reads."""
+        encoded = self._encode(texts)
+        rows = [self._cut(ids) or [self._pad] for ids in encoded]
         rewards = [0.0] * len(rows)
         for batch in _batches([len(row) for row in rows], self._batch_tokens):
             for index, value in zip(batch, self._forward([rows[i] for i in batch]), strict=True):
                 rewards[index] = (value - self._mean) / self._std
-        return rewards
+        return [(reward, len(ids) > self._max_tokens) for reward, ids in zip(rewards, encoded, strict=True)]
 
     def has_foreign_marks(self, prompt: str) -> bool:
         """Return whether this model reads marks of a chat template as plain text, because its own has others."""
@@ -117,15 +122,15 @@ class RewardModel:
 def make_model_scorer(options: ModelOptions) -> Scorer:
     """Return the scorer. Raises: OperatorError if the model cannot be used."""
     model = RewardModel(options)
-    batcher: DynamicBatcher[str, float] = DynamicBatcher(model.score, _QUEUE_BATCH, "reward-model")
+    batcher: DynamicBatcher[str, tuple[float, bool]] = DynamicBatcher(model.read, _QUEUE_BATCH, "reward-model")
 
     async def score(samples: Sequence[Sample]) -> list[Score]:
-        rewards = await batcher.run([sample.query for sample in samples])
-        are_foreign = [model.has_foreign_marks(sample.prompt) for sample in samples]
-        return [
-            Score(reward, logs={FOREIGN_MARKS: 1.0} if is_foreign else {})
-            for reward, is_foreign in zip(rewards, are_foreign, strict=True)
-        ]
+        read = await batcher.run([sample.query for sample in samples])
+        scores = []
+        for sample, (reward, is_cut) in zip(samples, read, strict=True):
+            facts = {FOREIGN_MARKS: model.has_foreign_marks(sample.prompt), CUT_TEXTS: is_cut}
+            scores.append(Score(reward, logs={name: 1.0 for name, is_so in facts.items() if is_so}))
+        return scores
 
     return score
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from protocol.errors import SettingsError
 
@@ -60,6 +60,11 @@ def check_result_shape(
             raise SettingsError(
                 f"settings: {setting} = {name} returned {_join_shapes(shapes)}, expected {_join_shapes(expected)}: "
                 "the shape of its first argument. See docs/do/algorithms.md."
+            )
+        if first.requires_grad and is_grad_enabled() and not any(part.requires_grad for part in parts):
+            raise SettingsError(
+                f"settings: {setting} = {name} returned a value without a gradient, which trains nothing: it must "
+                "depend on its first argument, without detach() or no_grad(). See docs/do/algorithms.md."
             )
         return returned
 

@@ -8,7 +8,7 @@ from typing import TypedDict
 import msgspec
 
 from learner.ledger.ledger import Ledger
-from protocol.http.bodies import FOREIGN_MARKS
+from protocol.http.bodies import CUT_TEXTS, FOREIGN_MARKS
 from protocol.wire import messages as m
 
 _NUM_NAMED_AT_FIRST, _NUM_NAMED_LATER = 2, 16
@@ -27,6 +27,10 @@ _NOTICES = {  # by the end of the log that calls for it
         "A reward model reads marks of the policy's chat template as plain text: its own template is another one, and "
         "its rewards may mean little. Use one of the policy's family, or a function that writes its template "
         "(docs/do/rewards.md)."
+    ),
+    f"/{CUT_TEXTS}": (
+        "A text was longer than a reward model reads: its reward is of the end alone, without prompt or beginning. Use "
+        "a model with more positions, or lower rollout.max_context_tokens."
     ),
 }
 

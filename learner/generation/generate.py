@@ -14,6 +14,7 @@ from pathlib import Path
 from learner.data.answers import read_answers, sort_answers
 from learner.disk.run_folder import MetricsReader
 from learner.evaluate import as_options, plain_name, settings_of_run, without_steps
+from learner.run.command import GivenOnce
 from learner.run.command import main as run
 from protocol.settings.section import LARGEST_COUNT
 
@@ -31,7 +32,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--samples", type=int, default=1, help="samples of a prompt")
     parser.add_argument("--num-prompts", type=int, default=LARGEST_COUNT, help="number of prompts, from the first")
     parser.add_argument(
-        "--config", help="settings file, as of sluice run; of a run or checkpoint: by default the run's"
+        "--config",
+        action=GivenOnce,
+        help="settings file, as of sluice run; of a run or checkpoint: by default the run's",
     )
     parser.add_argument("--json", action="store_true", help="print the counts as one JSON object, last of all")
     options, settings = parser.parse_known_args(arguments)

@@ -23,8 +23,8 @@ _DIFFERENCES = {
     "the weights back",
     "reference_model": "reference.model is {now}, and the checkpoint holds the reference of a run with {then}. Set it "
     "back",
-    "reference": "the weights of the KL's reference are not those of the run's earlier steps. Put the weights back "
-    "into the folder of reference.model (or of policy.model, if that is empty)",
+    "reference": "the weights of the reference or teacher are not those of the run's earlier steps. Put the weights "
+    "back into the folder of reference.model (or of policy.model, if that is empty)",
     FIRST_REFERENCE: "the weights in the folder of policy.model, or their warm start, are not those that the run began "
     "with, and they would be its reference. Put weights, policy.warm_start and its file back, or name the folder that "
     "holds the first weights in reference.model",

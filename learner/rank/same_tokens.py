@@ -1,4 +1,6 @@
-"""The check that another model of a run reads the policy's tokens as the policy does, by a text that both tokenize."""
+"""The check that another model of a run reads the policy's tokens as the policy does, by the names of all tokens and by
+a text that both tokenize.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -20,13 +22,13 @@ def check_same_tokens(setting: str, folder: Path, policy: Path, *, trust_remote_
         return
     named = ((setting, folder), ("policy.model", policy))
     other, own = (read_tokenizer(*each, trust_remote_code) for each in named)
-    ids, other_ids = own.get_added_vocab(), other.get_added_vocab()
+    ids, other_ids = ({**each.get_vocab(), **each.get_added_vocab()} for each in (own, other))
     others_names = {token: name for name, token in other_ids.items()}
     found, expected = (each(_TEXT, add_special_tokens=False)["input_ids"] for each in (other, own))
     difference = ""
     if moved := [name for name, token in ids.items() if other_ids.get(name, token) != token]:
         difference = f"{moved[0]} is token {other_ids[moved[0]]} in it and {ids[moved[0]]}"
-    elif renamed := [(token, name) for name, token in ids.items() if others_names.get(token, name) != name]:
+    elif renamed := [(token, name) for name, token in ids.items() if name not in other_ids and token in others_names]:
         token, name = renamed[0]
         difference = f"token {token} is {others_names[token]} in it and {name}"
     elif found != expected:

@@ -12,6 +12,7 @@ import textwrap
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -84,9 +85,18 @@ def run_command(arguments: Sequence[str]) -> int:
     return status
 
 
+class GivenOnce(argparse.Action):
+    """An option that may stand once. Raises: SettingsError the second time; the last one would win in silence."""
+
+    def __call__(self, _parser: Any, given: argparse.Namespace, value: Any, option: str | None = None) -> None:
+        if (first := getattr(given, self.dest)) is not None:
+            raise SettingsError(f"settings: {option} is given twice, as {first} and as {value}. Give one file.")
+        setattr(given, self.dest, value)
+
+
 def _main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("sluice run", add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", metavar="FILE", help=f"YAML file of settings, or {_QUICK_START}")
+    parser.add_argument("--config", action=GivenOnce, metavar="FILE", help=f"YAML file of settings, or {_QUICK_START}")
     parser.add_argument("--plan", action="store_true", help="print the place of each process, and stop")
     parser.add_argument("--cluster", metavar="FILE", help="with --plan: use the cluster that this file describes")
     parser.add_argument("--json", action="store_true", help="with --plan: print one JSON object")

@@ -19,6 +19,7 @@ _Request = TypeVar("_Request", bound=BaseModel)
 LARGEST_NUMBER = 1e18  # as in the trajectories that carry the rewards
 # Log of a reward: 1 if the reward model reads marks of the policy's chat template as plain text.
 FOREIGN_MARKS = "foreign_marks"
+CUT_TEXTS = "cut_texts"  # 1 if it did not read the beginning
 # Header of a retriever's reply: the digest of its index. Services with equal digests give equal answers.
 CONTENT_HASH = "x-content-hash"
 

@@ -92,6 +92,13 @@ def test_long_text_is_read_from_its_end(folder: Path) -> None:
     assert model.score(["begins with this " * 20 + ending]) == pytest.approx([_expected(folder, ending)], abs=1e-5)
 
 
+@pytest.mark.parametrize("num_characters", [63, 64])
+async def test_text_that_the_model_does_not_read_whole_is_marked(folder: Path, num_characters: int) -> None:
+    scorer = make_model_scorer(ModelOptions(str(folder), max_tokens=64, device="cpu"))
+    (score,) = await scorer([make_sample("z" * num_characters, None, None)])
+    assert score.logs == ({} if num_characters == 63 else {"cut_texts": 1.0})  # the end of text is the 64th token
+
+
 def test_batches_are_of_like_length_and_bounded() -> None:
     assert _batches([5, 100, 6, 64], 20) == [[0, 2], [3], [1]]
 

@@ -46,6 +46,9 @@ def mean_loss(logprobs, old, advantages, counts, clip):
 def loss_alone(logprobs, old, advantages, counts, clip):
     return -advantages * logprobs
 
+def detached(logprobs, old, advantages, counts, clip):
+    return -advantages * (logprobs - old).exp().detach(), logprobs > clip.high
+
 def of_answers(weight, counts, band):
     return weight[: len(counts)]
 
@@ -201,6 +204,15 @@ def test_result_of_another_shape_is_refused_and_not_spread_over_all(
     with pytest.raises(SettingsError) as caught:
         _call(found, setting, group, tokens)
     assert str(caught.value).startswith(f"settings: learner.{setting} = {own}:{name} {said}: ")
+
+
+def test_loss_without_a_gradient_is_refused(own: str) -> None:
+    found = algorithm_of(LearnerSettings.model_validate({"loss": f"{own}:detached"}))
+    tokens = torch.ones(3, requires_grad=True)
+    with pytest.raises(SettingsError, match=r"own\.py:detached returned a value without a gradient, which trains"):
+        found.loss.of_tokens(tokens, tokens.detach(), tokens.detach(), (3,), found.clip)
+    with torch.no_grad():
+        found.loss.of_tokens(tokens, tokens, tokens, (3,), found.clip)
 
 
 def test_file_that_ends_itself_is_told_in_a_sentence(tmp_path: Path) -> None:

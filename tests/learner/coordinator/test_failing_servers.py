@@ -148,6 +148,7 @@ def test_operator_hears_once_of_a_neighbour_that_fails_every_sample(tmp_path: Pa
     [
         ("environment/changed_turns", "An agent sent a turn of the policy back in other words"),
         ("environment/dropped_conversations", "An agent had several conversations in a sample"),
+        ("rm/cut_texts", "A text was longer than a reward model reads"),
         ("rm/foreign_marks", "A reward model reads marks of the policy's chat template as plain text"),
     ],
 )

@@ -71,7 +71,7 @@ def test_reference_that_a_start_without_a_kl_did_not_have_is_still_compared(tmp_
     said: list[str] = []
     of_reference("first").load_state(tmp_path / "c" / "state", said.append)
     assert said == ["The KL was off at an earlier start, which saved no reference: it is the run's first one again."]
-    with pytest.raises(OperatorError, match="the weights of the KL's reference are not those of the run's earlier"):
+    with pytest.raises(OperatorError, match="the weights of the reference or teacher are not those of the run's"):
         of_reference("other").load_state(tmp_path / "c" / "state")
 
 

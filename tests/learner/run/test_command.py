@@ -40,6 +40,11 @@ def test_command_that_names_prompts_gets_no_model_of_the_quick_start(tmp_path: P
     assert (status, says) == (2, "settings: policy.model is not set. Give a model folder or a Hugging Face name.")
 
 
+def test_second_settings_file_is_refused(tmp_path: Path) -> None:
+    status, says = answer(tmp_path, "--config", "one.yaml", "--config=two.yaml")
+    assert (status, says) == (2, "settings: --config is given twice, as one.yaml and as two.yaml. Give one file.")
+
+
 def test_folder_of_the_user_with_our_rooms_names_does_not_stand_in_for_them(tmp_path: Path) -> None:
     for room in ("protocol", "deploy", "rewards"):
         (tmp_path / room).mkdir()
