@@ -16,7 +16,7 @@ from learner.disk.run_folder import read_skipped
 from learner.models.settings import policy_settings
 from learner.run.checks.preflight import resolve_rows
 from learner.run.checks.prompt_checks import TrainPrompts, check_held_out, read_train_prompts, settings_of_epochs
-from learner.run.checks.prompt_judge import PromptJudge
+from learner.run.checks.prompt_judge import PromptJudge, end_notices
 from learner.run.start import RunStart
 from protocol.errors import OperatorError, SettingsError
 from protocol.settings.settings import Settings
@@ -240,13 +240,15 @@ def test_template_that_ends_an_answer_where_generation_does_not_end_is_told(tmp_
     told = notice(chat, eos)
     if objective == "reward_model":
         assert "eos_token_id" not in told  # it does not generate
-    else:
-        assert "ends an answer with '<|im_end|>', and generation does not end there, only at '<eos>':" in told
-        assert told.endswith(f"Set {cure}")
-    for quiet in (notice(chat, [eos, end]), notice(chat, end), notice(text, eos)):
-        assert "eos_token_id" not in quiet
+        return
+    assert "ends an answer with '<|im_end|>', and generation does not end there, only at '<eos>':" in told
+    assert told.endswith(f"Set {cure}")
+    assert "eos_token_id" not in notice(text, eos)
     if objective == "grpo":
         assert notice(chat, eos, stop="<|im_end|>") == "None"
+    for ends in ([eos, end], end):
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+        assert end_notices(folder, False, stops=[]) == []
 
 
 def with_data(settings: Settings, **data: object) -> Settings:
