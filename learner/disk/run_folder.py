@@ -169,19 +169,17 @@ class _Place(msgspec.Struct, frozen=True):
     set: str = ""
 
 
-def read_answers(path: Path, steps: Collection[int]) -> dict[int, list[Answer]]:
-    """Return the answers of the evaluations of these steps, of the first set alone, in the order of their prompts.
+def read_answers(path: Path, steps: Collection[int], held_out: str) -> dict[int, list[Answer]]:
+    """Return the answers to a held-out set in the evaluations of these steps, in the order of their prompts.
 
-    Broken lines are skipped. If a start repeated an evaluation, its last answers count.
+    Broken lines are skipped. If a start repeated an evaluation, its last answers count. Earlier versions named no set.
     """
     by_step: dict[int, dict[tuple[str, int], Answer]] = {step: {} for step in steps}
-    main_set = None
     with path.open("rb") as file:
         for text in file:
             try:
                 place = msgspec.json.decode(text, type=_Place)
-                main_set = place.set if main_set is None else main_set
-                if place.step in by_step and place.set == main_set:
+                if place.step in by_step and place.set in ("", held_out):
                     answer = msgspec.json.decode(text, type=Answer)
                     by_step[place.step][answer.uid, answer.sample] = answer
             except msgspec.DecodeError:

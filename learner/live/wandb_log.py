@@ -95,10 +95,11 @@ class WandbLog:
         import wandb
 
         path, step = self._folder / "evaluations.jsonl", int(line.get("eval/step", line["step"]))
-        if main_set(line) is None or not path.exists():
+        if (held_out := main_set(line)) is None or not path.exists():
             return {}
         columns = ["step", "prompt", "label", "response", "reward", "is_greedy"]
-        rows = [[getattr(each, name) for name in columns] for each in read_answers(path, {step})[step][:_MAX_ANSWERS]]
+        answers = read_answers(path, {step}, held_out)[step][:_MAX_ANSWERS]
+        rows = [[getattr(each, name) for name in columns] for each in answers]
         return {"eval/answers": wandb.Table(columns=columns, data=rows)}
 
     def _is_on_page(self, line: Mapping[str, float]) -> bool:

@@ -52,13 +52,15 @@ def _compared_lines(lines: Sequence[Line]) -> tuple[Line, Line] | None:
     if not scored:
         return None
     main = f"eval/{main_set(last := scored[-1])}/"
-    return next(line for line in scored if comparable_since(line, main) == comparable_since(last, main)), last
+    of_set = (line for line in scored if f"{main}reward" in line)  # a resume may have brought the set
+    return next(line for line in of_set if comparable_since(line, main) == comparable_since(last, main)), last
 
 
-def compared_steps(lines: Sequence[Line]) -> tuple[int, int]:
-    """Return the steps of the first and the last comparable evaluation; (0, 0) without any."""
+def compared_steps(lines: Sequence[Line]) -> tuple[int, int, str]:
+    """Return the steps of the first and the last comparable evaluation, and their set; (0, 0, "") without any."""
     first, last = _compared_lines(lines) or ({}, {})
-    return int(first.get("eval/step", first.get("step", 0))), int(last.get("eval/step", last.get("step", 0)))
+    begin, end = (int(line.get("eval/step", line.get("step", 0))) for line in (first, last))
+    return begin, end, main_set(last) or ""
 
 
 def _verdict(scores: Sequence[ScoreRow]) -> str:

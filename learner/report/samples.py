@@ -105,14 +105,14 @@ def read_groups(path: Path, tokenizer_dir: Path | None, notes: list[str]) -> lis
         return [_read_group(file, whole[index], decoder) for index in spread]
 
 
-def pair_answers(path: Path, first: int, last: int) -> tuple[Counter[Change], list[HeldOutPair]]:
-    """Return how many greedy answers changed from the first to the last evaluation, and some of them.
+def pair_answers(path: Path, first: int, last: int, held_out: str) -> tuple[Counter[Change], list[HeldOutPair]]:
+    """Return how many greedy answers to a held-out set changed from the first to the last evaluation, and some of them.
 
     The prompts that are shown are the first of each kind. Without two evaluations there are none.
     """
     if first == last or not path.exists():
         return Counter(), []
-    read = read_answers(path, {first, last})
+    read = read_answers(path, {first, last}, held_out)
     before, after = ({each.uid: each for each in read[step] if each.is_greedy} for step in (first, last))
     pairs = [HeldOutPair(_change(before[uid], after[uid]), before[uid], after[uid]) for uid in before if uid in after]
     shown = [pair for change, most in _SHOWN.items() for pair in [p for p in pairs if p.change == change][:most]]

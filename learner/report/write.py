@@ -26,7 +26,7 @@ _RECORDS = ("settings.yaml", "metrics.jsonl", "ledger.sqlite", "samples.jsonl")
 # Settings that name a run and change nothing about it.
 _NAMES = ("run.name", "run.dir")
 COLUMNS = ("run", "steps", "score", "first", "last", "best", "at step", "last greedy", "samples/s")
-_DATA = ("data.eval", "eval.num_prompts", "eval.samples")
+_DATA = ("data.eval", "eval.sets", "eval.num_prompts", "eval.samples")
 
 
 def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
@@ -38,8 +38,8 @@ def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
     run = _read(run_folder)
     notes = list(run.notes)
     groups = read_groups(run_folder / "samples.jsonl", tokenizer_dir or _model_folder(run), notes)
-    steps = compared_steps(run.lines)
-    changes, pairs = pair_answers(run_folder / "evaluations.jsonl", *steps)
+    first, last, held_out = compared_steps(run.lines)
+    changes, pairs = pair_answers(run_folder / "evaluations.jsonl", first, last, held_out)
     timed = [line for line in run.lines if "time/wait_s" in line]
     outside, num_checked = outside_band(run.lines)
     page = render_page(
@@ -54,7 +54,7 @@ def write_report(run_folder: Path, tokenizer_dir: Path | None) -> Path:
         groups=groups,
         changes=changes,
         pairs=pairs,
-        steps=steps,
+        steps=(first, last),
         slowness=describe_slowness(timed, run.ledger.failures if run.ledger else {}),
         shares=_shares([step_times(line) for line in timed]),
         settings=settings_table(run.settings) if run.settings else [],

@@ -125,6 +125,21 @@ def test_report_compares_no_scores_of_different_reward_endpoints_or_sets(folder:
     assert "Steps before 2 had other reward endpoints or another held-out set: they are not compared." in text
 
 
+def test_report_compares_a_set_that_a_resume_brought_with_itself(folder: Path) -> None:
+    metrics, evaluations = folder / "metrics.jsonl", folder / "evaluations.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines[0] = {key.replace("held_out", "old"): value for key, value in lines[0].items()}
+    lines[2] |= {"eval/step": 2, "eval/policy_version": 2, "eval/held_out/reward": 0.25}
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    answers = [json.loads(line) for line in evaluations.read_text().splitlines()]
+    answers = [answer | ({"set": "old"} if answer["step"] == 0 else {}) for answer in answers]
+    answers.insert(2, answers[0] | {"step": 2, "set": "held_out", "response": "second guess"})
+    evaluations.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    text = _text(_page(folder))
+    assert "temperature 1 0.250 1.000 ± 0.000 +0.750" in text
+    assert "better label: right a reward 0 → 1 Question a? step 2 second guess step 3" in text
+
+
 def test_report_has_error_size_and_temperature_of_the_first_set_among_several(folder: Path) -> None:
     settings = folder / "settings.yaml"
     sets = "  sets:\n  - {name: aime, data: a.jsonl, temperature: 0.6}"
