@@ -158,7 +158,7 @@ def of_groups(micro_batches: Sequence[MicroBatch], rewards: Tensor, batch: Batch
     of_trajectories = torch.zeros(len(batch.facts), dtype=torch.float64)
     for group in batch.groups:
         lengths = torch.tensor([[batch.facts[index].num_model_tokens for index in group]], dtype=torch.float64)
-        of_trajectories[group] = estimate(rewards[group][None], lengths)[0]
+        of_trajectories[group] = estimate(rewards[group][None], lengths)[0].double()  # a user's own may be of any type
     found = []
     for each in micro_batches:
         numbers, counts = torch.tensor(each.numbers), torch.tensor(each.counts)

@@ -77,6 +77,7 @@ class CurrentStep:
         self._health = HealthWatch(settings.health)
         self._num_refused = 0  # steps in a row that were not applied
         self._refusal = ""  # why the last of them was not
+        self._note, self._told = accounts.streaks.note, set[bool]()
         self._waiting: dict[int, tuple[str, m.NextBatch, float]] = {}  # rank -> (peer, question, time of arrival)
         self._lacking_since: float | None = None  # time since which no server has the weights
 
@@ -293,6 +294,9 @@ class CurrentStep:
     def _account(self, batch: StepBatch, message: m.StepEnd) -> Iterator[int]:
         """Record a step's groups as trained, or as skipped when the step was not applied; free their slots."""
         self._num_refused = 0 if message.is_applied else self._num_refused + 1
+        if message.detail and message.is_applied not in self._told:
+            self._told.add(message.is_applied)
+            self._note(_describe_refusal(batch.step, message))
         if message.is_applied:
             for some in _pieces(batch.groups):
                 self._groups.train(some, batch.step, batch.policy_version)
@@ -318,6 +322,14 @@ class CurrentStep:
             "data/retried": self._counts["retried"],
             "data/failed": sum(count for name, count in self._counts.items() if name.startswith("failed:")),
         }
+
+
+def _describe_refusal(step: int, message: m.StepEnd) -> str:
+    """Return a notice of the first step that was not applied, or of the first one that was applied in part."""
+    result = "was applied in part, and its prompts count as trained" if message.is_applied else "was not applied"
+    counts = "policy/num_updates counts applied updates" if message.is_applied else "data/skipped counts its prompts"
+    own = "An advantage, loss or correction of your own must be finite for every token"
+    return f"Step {step} {result}: {message.detail}. From here on {counts}. {own}."
 
 
 def _pieces(groups: Sequence[Group]) -> Iterator[Sequence[Group]]:

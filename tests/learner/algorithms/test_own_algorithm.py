@@ -1,6 +1,8 @@
 """A user's own advantage, loss and correction, from a file."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from learner.algorithms.advantages.advantage import Advantage
 from learner.algorithms.by_name import Algorithm, algorithm_of, has_critic
 from learner.algorithms.losses.policy_loss import PolicyLoss
 from learner.algorithms.own_algorithm import load_own
+from learner.objectives.advantages import of_groups
 from protocol.errors import SettingsError
 from protocol.settings.learner import LearnerSettings
 from protocol.settings.settings import Settings
@@ -220,6 +223,15 @@ def test_file_that_ends_itself_is_told_in_a_sentence(tmp_path: Path) -> None:
     path.write_text("raise SystemExit(3)")
     with pytest.raises(SettingsError, match=r"script\.py cannot be loaded: SystemExit: 3"):
         algorithm_of(LearnerSettings(loss=f"{path}:main"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_advantages_may_be_of_any_type(dtype: torch.dtype) -> None:
+    batch: Any = SimpleNamespace(facts=[SimpleNamespace(num_model_tokens=2)] * 2, groups=[[0, 1]])
+    micro_batch: Any = SimpleNamespace(numbers=[0, 1], counts=[2, 1])
+    rewards = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    (found,) = of_groups([micro_batch], rewards, batch, lambda rewards, lengths: (2 * rewards).to(dtype))
+    assert (found.dtype, found.tolist()) == (torch.float64, [0.0, 0.0, 2.0])
 
 
 def test_advantage_has_one_of_the_two_functions() -> None:

@@ -111,6 +111,20 @@ def test_step_that_was_not_applied_skips_its_groups_and_trains_none(script: Scri
     assert (script.coordinator.step, script.coordinator.policy_version) == (1, 0)
     assert script.coordinator.counts["skipped"] == script.metrics()[0]["data/skipped"] == 2
     assert len(script.demand(version=0)) == 4
+    (notice,) = script.coordinator.status().notices
+    assert notice.startswith("Step 1 was not applied: loss is nan. From here on data/skipped counts its prompts.")
+
+
+def test_operator_hears_once_of_steps_that_were_applied_in_part(tmp_path: Path) -> None:
+    script = Script(tmp_path, settings_of(run={"max_steps": 20}), num_prompts=40)
+    for step in (1, 2, 3):
+        script.demand_and_finish(version=step - 1, num_groups=2)
+        script.batch(step)
+        script.step(step, version=step, detail="" if step == 1 else f"non-finite loss in 1 of 4 updates ({step})")
+    (notice,) = script.coordinator.status().notices
+    assert notice.startswith(
+        "Step 2 was applied in part, and its prompts count as trained: non-finite loss in 1 of 4 updates (2). "
+    )
 
 
 def test_run_ends_after_five_steps_in_a_row_that_were_not_applied(tmp_path: Path) -> None:
