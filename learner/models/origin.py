@@ -40,8 +40,8 @@ def check_origin(folder: Path, now: Mapping[str, str]) -> str | None:
 
     now: facts of the run. Facts that one of the two does not have are not compared.
     """
-    then = _read(folder / ORIGIN)
-    if "reference" not in then and (first := _read(folder.parents[2] / MODELS).get("policy.model, its weights")):
+    then, run = _read(folder / ORIGIN), folder.parent.parent.parent
+    if "reference" not in then and (first := _read(run / MODELS).get("policy.model, its weights")):
         then.setdefault(FIRST_REFERENCE, first)  # it is there if the run began with a warm start
     # Where the checkpoint holds the reference, its name counts; where a folder does, which may have moved, its weights.
     then.pop("reference" if (folder / "reference").is_dir() else "reference_model", None)

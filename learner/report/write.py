@@ -152,7 +152,7 @@ def _read(folder: Path) -> RunFacts:
     if not folder.is_dir():
         raise OperatorError(f"{folder} is not a folder. Give a run's folder, such as runs/NAME.")
     if (folder / "MANIFEST.json").exists():  # another file in it would break the checkpoint
-        raise OperatorError(f"{folder} is a checkpoint. Give its run's folder, {folder.absolute().parents[1]}.")
+        raise OperatorError(f"{folder} is a checkpoint. Give its run's folder, {folder.absolute().parent.parent}.")
     if not any((folder / name).exists() for name in _RECORDS):
         raise OperatorError(f"{folder} is not a run's folder: it has none of {', '.join(_RECORDS)}. Give runs/NAME.")
     return read_run(folder)

@@ -264,7 +264,7 @@ def _go_back_to(checkpoint: Checkpoint, folder: Path) -> None:
         _cut_back(folder / name, checkpoint.step if _is_of(folder, checkpoint) else -1)
         failpoint("run_folder.record_cut")
     for name in (SEARCH_INDEX, MODELS):
-        earlier = checkpoint.path.parents[1] / name
+        earlier = checkpoint.path.parent.parent / name
         if earlier.exists() and not (folder / name).exists():
             copy_synced(earlier, folder / name)
     page = folder / WANDB_ID

@@ -51,8 +51,9 @@ def find_trained(given: str) -> tuple[str, Path | None]:
     """
     for inside in ("checkpoints/latest/model", "latest/model", "model", "."):
         model = Path(os.path.abspath(Path(given).expanduser() / inside))  # RUN/checkpoints/step_000100/model
-        if model.is_dir() and model.name == "model" and model.parents[1].name == "checkpoints":
-            return str(model), model.parents[2]
+        checkpoints = model.parent.parent
+        if model.is_dir() and model.name == "model" and checkpoints.name == "checkpoints":
+            return str(model), checkpoints.parent
     return given, None
 
 

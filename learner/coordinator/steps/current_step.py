@@ -327,9 +327,9 @@ class CurrentStep:
 def _describe_refusal(step: int, message: m.StepEnd) -> str:
     """Return a notice of the first step that was not applied, or of the first one that was applied in part."""
     result = "was applied in part, and its prompts count as trained" if message.is_applied else "was not applied"
-    counts = "policy/num_updates counts applied updates" if message.is_applied else "data/skipped counts its prompts"
+    counts = "policy/num_updates counts applied updates" if message.is_applied else "data/skipped counts such prompts"
     own = "An advantage, loss or correction of your own must be finite for every token"
-    return f"Step {step} {result}: {message.detail}. From here on {counts}. {own}."
+    return f"Step {step} {result}: {message.detail}. This is said once; {counts}. {own}."
 
 
 def _pieces(groups: Sequence[Group]) -> Iterator[Sequence[Group]]:

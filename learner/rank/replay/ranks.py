@@ -119,7 +119,7 @@ def replay(job: Job) -> ReplayResult:
     """Return what comes of a job on this rank of a world. Collective. Raises: OperatorError as `load` does."""
     notes: list[str] = []
     last, rank = job.steps[-1], dist.get_rank()
-    run = last.parents[1]
+    run = last.parent.parent
     share = read_share(last, rank)
     torch.set_num_threads(share.num_threads)
     start = share_object(open_share(share)[0].incarnation)

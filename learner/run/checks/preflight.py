@@ -174,7 +174,7 @@ def notice_changes(settings: Settings, start: RunStart) -> str | None:
     """Return a notice with the settings that differ from the last start of the checkpoint's run, or None."""
     if start.checkpoint is None:
         return None
-    saved = start.checkpoint.path.parents[1] / SETTINGS  # of another run, if run.resume names its checkpoint
+    saved = start.checkpoint.path.parent.parent / SETTINGS  # of another run, if run.resume names its checkpoint
     if not saved.is_file():
         return f"{saved} is missing: settings that changed since the checkpoint was saved are not listed."
     before = {name: value for name, value, _ in describe_settings(load_saved_settings(saved))}
@@ -203,7 +203,7 @@ def check_same_files(model: Path, start: RunStart) -> None:
 
 def check_same_objective(settings: Settings, start: RunStart) -> None:
     """Raise SettingsError when the checkpoint is of a run with another objective: its prompts and records differ."""
-    saved = None if start.checkpoint is None else start.checkpoint.path.parents[1] / SETTINGS
+    saved = None if start.checkpoint is None else start.checkpoint.path.parent.parent / SETTINGS
     if saved is None or not saved.is_file() or (before := load_saved_settings(saved).objective) == settings.objective:
         return
     assert start.checkpoint is not None
@@ -228,7 +228,7 @@ def check_same_batch(settings: Settings, start: RunStart) -> None:
 
 def _batches_of(checkpoint: Checkpoint) -> list[int]:
     """Return learner.groups_per_step of the starts that made a checkpoint; of the last one if its ledger is old."""
-    ledger, saved = checkpoint.path / LEDGER, checkpoint.path.parents[1] / SETTINGS
+    ledger, saved = checkpoint.path / LEDGER, checkpoint.path.parent.parent / SETTINGS
     with suppress(sqlite3.OperationalError), closing(sqlite3.connect(read_only_uri(ledger), uri=True)) as db:
         query = "SELECT DISTINCT value FROM terms WHERE name = 'groups_per_step' AND from_step <= ?"
         if rows := db.execute(query, (checkpoint.step,)).fetchall():

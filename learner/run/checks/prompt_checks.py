@@ -93,7 +93,7 @@ def read_train_prompts(
 
 def skipped_before(start: RunStart) -> list[SkippedRow]:
     """Return the rows that the run skips since its beginning."""
-    return read_skipped(start.checkpoint.path.parents[1]) if start.checkpoint else []
+    return read_skipped(start.checkpoint.path.parent.parent) if start.checkpoint else []
 
 
 def settings_of_epochs(

@@ -112,7 +112,7 @@ def test_step_that_was_not_applied_skips_its_groups_and_trains_none(script: Scri
     assert script.coordinator.counts["skipped"] == script.metrics()[0]["data/skipped"] == 2
     assert len(script.demand(version=0)) == 4
     (notice,) = script.coordinator.status().notices
-    assert notice.startswith("Step 1 was not applied: loss is nan. From here on data/skipped counts its prompts.")
+    assert notice.startswith("Step 1 was not applied: loss is nan. This is said once; data/skipped counts such")
 
 
 def test_operator_hears_once_of_steps_that_were_applied_in_part(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import SettingsError
 from protocol.settings.loader import load_settings
-from protocol.settings.paths import data_files, user_files
+from protocol.settings.paths import data_files, find_trained, user_files
 from protocol.settings.settings import Settings
 
 
@@ -84,3 +84,9 @@ def test_files_of_the_user_are_those_that_the_environment_imports(
     given = resolved(tmp_path, "--rollout.environment", environment).rollout.environment
     assert {str(file.relative_to(tmp_path)) for file in user_files(given)} == {*files, *tools}
     assert data_files(user_files(given)) == [tmp_path / "data" / "words.txt"]
+
+
+@pytest.mark.parametrize("given", ["/model", "/"])
+def test_model_in_the_root_of_a_container_is_of_no_run(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "is_dir", lambda path: str(path) in ("/", "/model"))
+    assert find_trained(given) == (given, None)
