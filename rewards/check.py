@@ -22,7 +22,7 @@ import httpx
 
 from protocol.errors import OperatorError
 from protocol.http.bearer import read_token
-from protocol.http.bodies import BodyError, read_scores
+from protocol.http.bodies import BodyError, SampleScore, read_scores
 from protocol.waits import until
 
 _CONNECT_S = 2.0
@@ -88,6 +88,7 @@ class Endpoint:
         self._url = url
         self._headers = {"accept-encoding": "identity", "idempotency-key": "sluice-check", **headers}
         self._timeout_s = timeout_s
+        self.doubts: dict[str, Finding] = {}  # by what they are about: what a run does not use of the replies so far
 
     async def ask(self, *samples: Probe) -> tuple[float, ...]:
         """Return one reward per sample. Raises: Unusable for any other response, or none."""
@@ -113,7 +114,9 @@ class Endpoint:
             raise Unusable(f"No connection ({type(error).__name__}: {error}).", advice) from None
         _check_answer(answer, content)
         try:
-            return tuple(scored.reward for scored in read_scores(content, len(samples)))
+            scored = read_scores(content, len(samples))
+            self.doubts |= _doubts(json.loads(content), scored)
+            return tuple(each.reward for each in scored)
         except BodyError as error:
             advice = f"Return one finite number for each of the {len(samples)} queries, in their order."
             advice = "That is a web page: check the port and the path." if content[:1] == b"<" else advice
@@ -146,6 +149,21 @@ def _check_answer(answer: httpx.Response, content: bytes) -> None:
         raise Unusable("The reply is compressed, which was not requested.", "Disable compression in the service.")
     if len(content) > _MAX_REPLY_BYTES:
         raise Unusable(f"The reply is over {_MAX_REPLY_BYTES} bytes.", "Send the rewards only.")
+
+
+def _doubts(reply: Any, scored: Sequence[SampleScore]) -> dict[str, Finding]:
+    """Return what a run does not use of a reply, or reads otherwise than meant."""
+    fields, found = reply if isinstance(reply, dict) else {}, {}
+    logs = fields.get("extra_logs")
+    names = logs if isinstance(logs, dict) else ["extra_logs"] if logs is not None else []
+    if unread := sorted(name for name in names if not any(name in each.logs for each in scored)):
+        fact = f"extra_logs has no number for {', '.join(unread)}: such a curve is not drawn."
+        advice = "Return one number or null for each sample, or one number for all."
+        found["extra_logs"] = Finding("warning", fact, advice)
+    if outside := [each.score for each in scored if each.score is not None and not 0 <= each.score <= 1]:
+        fact = f"scores has {outside[0]:g}, and filter.low and filter.high mean 0 and 1 unless you set them."
+        found["scores"] = Finding("warning", fact, "Return scores from 0 to 1, or set both.")
+    return found
 
 
 async def findings(endpoint: Endpoint, first: Probe, second: Probe) -> AsyncIterator[Finding]:
@@ -191,6 +209,8 @@ async def findings(endpoint: Endpoint, first: Probe, second: Probe) -> AsyncIter
         )
     else:
         yield Finding("ok", "Two samples in one request got a reward each: batch_size may be above 1.")
+    for doubt in endpoint.doubts.values():
+        yield doubt
 
 
 def read_samples(path: Path | None) -> Sequence[Probe]:

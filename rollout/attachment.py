@@ -71,7 +71,6 @@ class Attachment:
             "num_samples": session.num_samples,
             "num_kept": len(session.outbox),
             "failures": dict(session.failures.totals),
-            "cut_observations": player.num_cut_observations,
             "content_hash": self.services.content_hash,
             "tools_digest": self.services.tools_digest,
             "ended": task.result() if has_ended else None,

@@ -101,8 +101,8 @@ class RolloutServer:
     async def describe(self) -> dict[str, Any]:
         """Return {name, fingerprint, is_started, is_alive, policy_version, run, stats}; run is None when there is none.
 
-        run: {run_id, incarnation, is_connected, num_groups, num_samples, num_kept, failures, cut_observations,
-        content_hash, tools_digest, ended}.
+        run: {run_id, incarnation, is_connected, num_groups, num_samples, num_kept, failures, content_hash,
+        tools_digest, ended}.
         """
         engine, attachment = self._engine, self._attachment
         return {

@@ -171,7 +171,10 @@ def _check_model(folder: Path, setting: str, name: str) -> None:
         raise SettingsError(f"settings: {setting} = {name} holds no weights (*.safetensors). Give a complete model.")
     if not has_tokenizer(folder):
         # transformers would make an empty tokenizer, which turns every text into no tokens.
-        raise SettingsError(f"settings: {setting} = {name} has no tokenizer. Give a complete model.")
+        cure = "Give a complete model"
+        if setting in ("critic.model", "reference.model"):
+            cure = "If it was trained with the policy's tokens, copy policy.model's tokenizer files into the folder"
+        raise SettingsError(f"settings: {setting} = {name} has no tokenizer. {cure}.")
     if (folder / "adapter_config.json").is_file():
         # transformers applies it if peft is installed, vLLM does not.
         raise SettingsError(

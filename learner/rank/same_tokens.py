@@ -5,7 +5,6 @@ a text that both tokenize.
 from pathlib import Path
 from typing import Any
 
-from learner.disk.model_folder import has_tokenizer
 from protocol.errors import OperatorError
 
 # Words, digits, code, white space, accents, other scripts and an emoji: different tokenizers split some differently.
@@ -15,11 +14,9 @@ _TEXT = "The answer is 12,345.67: f(x) = x**2\n\n    return [naïve, Größe]  #
 def check_same_tokens(setting: str, folder: Path, policy: Path, *, trust_remote_code: bool = False) -> None:
     """Raise OperatorError when the tokenizer in `folder` gives the text other tokens than the policy's.
 
-    setting: name of the setting that names the folder. A folder without a tokenizer is not checked: trainers save
-    critics without one. One may lack special tokens of the other. trust_remote_code: whether their own code may run.
+    setting: name of the setting that names the folder. One may lack special tokens of the other. trust_remote_code:
+    whether their own code may run.
     """
-    if not has_tokenizer(folder):
-        return
     named = ((setting, folder), ("policy.model", policy))
     other, own = (read_tokenizer(*each, trust_remote_code) for each in named)
     ids, other_ids = ({**each.get_vocab(), **each.get_added_vocab()} for each in (own, other))

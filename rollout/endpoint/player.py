@@ -63,7 +63,6 @@ class AgentPlayer:
         spec: RunSpec,
         token: str,
     ) -> None:
-        self.num_cut_observations = 0  # always: an agent writes its observations itself, and nothing cuts them
         self.num_dropped_conversations = 0  # conversations of finished samples that are not trained
         self.sessions = Sessions(token, spec.agents.idle_timeout_s)
         self._conversations = conversations

@@ -38,11 +38,18 @@ class StopStrings:
         stop_set = self._stop_set(strings)
         if stop_set is None:
             return None
-        if stop_set.ends is not None and stop_set.ends.isdisjoint(self._text_of(tokens[-1])):
+        if stop_set.ends is not None and stop_set.ends.isdisjoint(self.text_of(tokens[-1])):
             return None
         text = self._tail(tokens, stop_set.longest)
         places = [(place + len(string), string) for string in stop_set.strings if (place := text.find(string)) >= 0]
         return min(places, key=lambda place: place[0])[1] if places else None
+
+    def text_of(self, token: int) -> str:
+        """Return the text of one token; a control token's is its name."""
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self._decode([token], skip_special_tokens=False)
+        return text
 
     def _stop_set(self, strings: tuple[str, ...]) -> _StopSet | None:
         stop_set = self._stop_sets.get(strings)
@@ -52,18 +59,12 @@ class StopStrings:
             stop_set = self._stop_sets[strings] = _make_stop_set(tuple(string for string in strings if string))
         return stop_set if stop_set.strings else None
 
-    def _text_of(self, token: int) -> str:
-        text = self._texts.get(token)
-        if text is None:
-            text = self._texts[token] = self._decode([token], skip_special_tokens=False)
-        return text
-
     def _tail(self, tokens: Sequence[int], num_characters: int) -> str:
         """Return the end of the tokens' text: at least num_characters before the last token, or the whole text.
 
         The first character may be incomplete, because the bytes of one character may be spread over tokens.
         """
-        num_wanted = num_characters + len(self._text_of(tokens[-1]))
+        num_wanted = num_characters + len(self.text_of(tokens[-1]))
         count = num_characters + 4
         while True:
             text: str = self._decode(list(tokens[-count:]), skip_special_tokens=False)

@@ -70,8 +70,9 @@ class TurnScheduler(Scheduler):  # type: ignore[misc]
         if not strings or not tokens or self._stops is None:
             return tokens, is_stopped
         found = self._stops.find(request.output_token_ids, tuple(strings))
-        if found is None:
-            return tokens, is_stopped
+        has_ended = is_stopped and request.status == RequestStatus.FINISHED_STOPPED
+        if found is None or (has_ended and self._stops.text_of(tokens[-1]) not in found):
+            return tokens, is_stopped  # an end token's name is not written text: ">" does not end in it
         # A stop string takes precedence over a length limit reached by the same token.
         request.status, request.stop_reason = RequestStatus.FINISHED_STOPPED, found
         return tokens, True

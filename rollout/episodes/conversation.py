@@ -109,8 +109,6 @@ class Scorer(Protocol):
 class Player(Protocol):
     """Makes the samples of one run."""
 
-    num_cut_observations: int  # observations cut so far
-
     async def play(self, sample: SampleTask, written: WrittenSoFar | None = None) -> Trajectory:
         """Return the finished trajectory. written: updated with each turn. Raises: NeighbourError."""
 

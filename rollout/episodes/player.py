@@ -30,8 +30,8 @@ from rollout.episodes.conversation import (
 from rollout.episodes.transcript import Transcript
 from rollout.neighbours.retriever_client import record_sources
 
-# Log of a sample: the share of its searches that another node's retriever answered.
-SEARCHED_ELSEWHERE = "searched_elsewhere"
+# Logs of a sample: the share of its searches that another node's retriever answered; its replies that were cut.
+SEARCHED_ELSEWHERE, CUT_REPLIES = "searched_elsewhere", "cut_replies"
 
 
 class EpisodePlayer:
@@ -56,7 +56,6 @@ class EpisodePlayer:
         self._resources = resources
         self._scorer = scorer
         self._settings = settings
-        self.num_cut_observations = 0
 
     async def play(self, sample: SampleTask, written: WrittenSoFar | None = None) -> Trajectory:
         """Return the finished trajectory. written: updated with each turn.
@@ -131,7 +130,7 @@ class EpisodePlayer:
                 return _finish_of(step, turn, conversation.is_full)
             if self._is_out_of_time(transcript):
                 return "time"
-            if not conversation.observe(self._observation_tokens(step.observation, tools, transcript.tokens[-1])):
+            if not conversation.observe(self._observation_tokens(step.observation, tools, transcript)):
                 return "context"
             if listener is not None:
                 transcript.content_hashes = sorted(sources)
@@ -148,17 +147,17 @@ class EpisodePlayer:
         return limit_s is not None and transcript.generate_s + transcript.environment_s > limit_s
 
     def _observation_tokens(
-        self, observation: Observation | str | Messages | None, tools: list[dict[str, Any]], last_token: int
+        self, observation: Observation | str | Messages | None, tools: list[dict[str, Any]], transcript: Transcript
     ) -> list[int]:
         assert not isinstance(observation, str)  # the guard turned it into an Observation
         if observation is None:
             return []
         limit = self._settings.max_observation_tokens
         if isinstance(observation, list):
-            tokens, is_cut = self._text.reply(observation, tools, last_token, limit)
+            tokens, is_cut = self._text.reply(observation, tools, transcript.tokens[-1], limit)
         else:
             tokens, is_cut = self._text.observation(observation, limit)
-        self.num_cut_observations += is_cut
+        transcript.add_figures(None, {CUT_REPLIES: transcript.logs.get(CUT_REPLIES, 0.0) + is_cut})
         return tokens
 
 

@@ -176,6 +176,18 @@ def test_right_response_of_the_users_that_gets_0_is_a_problem(server: ScriptedSe
     assert checked.returncode == 1
 
 
+def test_part_of_a_reply_that_a_run_does_not_use_is_a_warning(server: ScriptedServer) -> None:
+    def answer(received: Received) -> Answer:
+        rewards = _rewards(received)
+        logs = {"right": rewards, "long": [1.0] * 5, "text": "yes", "one": 1.0}
+        return Answer({"rewards": rewards, "scores": [10 * reward for reward in rewards], "extra_logs": logs})
+
+    logs, scores = _found(server.script_by("parts", answer))[2:]
+    assert (logs.kind, scores.kind) == ("warning", "warning")
+    assert logs.fact.startswith("extra_logs has no number for long, text: ")
+    assert scores.fact.startswith("scores has 10, ")
+
+
 def test_random_rewards_are_a_warning(server: ScriptedServer) -> None:
     url = server.script("chance", *[Answer({"rewards": [number / 10]}) for number in range(4)])
     assert "One sample got 0, then 0.2." in [finding.fact for finding in _found(url)]

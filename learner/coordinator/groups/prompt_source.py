@@ -26,8 +26,9 @@ def claim_prompts(ledger: Ledger, settings: Settings, train: Sequence[Prompt]) -
     has_begun = ledger.meta("claim:prompts") is not None
     if ledger.claim("prompts", prompts_digest(train)) is not None:
         raise SettingsError(
-            f"settings: data.train = {in_words(settings.data.train)} holds other prompts than this run began with. "
-            f"Put the earlier file back, or {_anew(settings)}."
+            f"settings: data.train = {in_words(settings.data.train)} holds other prompts than this run began with, or "
+            "the same in another order. Put the earlier rows back, and the settings that form a prompt "
+            f"(data.template, data.system_prompt, data.apply_chat_template), or {_anew(settings)}."
         )
     if ledger.claim("rows", rows_digest(train)) is not None:
         raise SettingsError(

@@ -77,6 +77,7 @@ class CurrentStep:
         self._health = HealthWatch(settings.health)
         self._num_refused = 0  # steps in a row that were not applied
         self._refusal = ""  # why the last of them was not
+        self._num_ended = self._num_lost = 0  # steps since the start; those of them that were not applied
         self._note, self._told = accounts.streaks.note, set[bool]()
         self._waiting: dict[int, tuple[str, m.NextBatch, float]] = {}  # rank -> (peer, question, time of arrival)
         self._lacking_since: float | None = None  # time since which no server has the weights
@@ -145,13 +146,19 @@ class CurrentStep:
                 self._mailbox.send(peer, structs.replace(share, facts=[]), buffers)
                 num_sent += sum(map(len, share.micro_batches)) + len(share.planned) // _FACTS_PER_SAMPLE
             elif self._has_ended(message.step):
-                self._mailbox.end(peer, message.request, message.step, self.stop_reason or "all steps are done")
+                self._mailbox.end(peer, message.request, message.step, self.stop_reason or self._last_word())
             elif now - since > _ANSWER_WITHIN_S:
                 detail = detail or self.detail
                 self._mailbox.put_off(peer, message.request, detail, is_for_evaluation=waits_for is not None)
             else:
                 continue
             del self._waiting[rank]
+
+    def _last_word(self) -> str:
+        """Return why the run ends after its last step."""
+        if not self._num_lost:
+            return "all steps are done"
+        return f"all steps are done, but {self._num_lost} of {self._num_ended} since the start were not applied"
 
     def push_again(self, are_weights_lacking: bool, now: float) -> None:
         """Have all ranks push their weights again when no server has held them for 3 s.
@@ -294,6 +301,7 @@ class CurrentStep:
     def _account(self, batch: StepBatch, message: m.StepEnd) -> Iterator[int]:
         """Record a step's groups as trained, or as skipped when the step was not applied; free their slots."""
         self._num_refused = 0 if message.is_applied else self._num_refused + 1
+        self._num_ended, self._num_lost = self._num_ended + 1, self._num_lost + (not message.is_applied)
         if message.detail and message.is_applied not in self._told:
             self._told.add(message.is_applied)
             self._note(_describe_refusal(batch.step, message))

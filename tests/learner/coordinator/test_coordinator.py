@@ -27,6 +27,16 @@ def test_run_goes_from_leases_to_ended(script: Script) -> None:
     assert script.demand(version=3) == []
 
 
+def test_run_says_at_its_end_how_many_steps_were_not_applied(script: Script) -> None:
+    script.train(1)
+    for step in (2, 3):
+        script.demand_and_finish(version=1, num_groups=2)
+        script.batch(step)
+        script.step(step, version=1, is_applied=False, detail="loss is nan")
+    detail = "all steps are done, but 2 of 3 since the start were not applied"
+    assert script.ask(4) == [m.RunEnd(**script.stamp, step=4, detail=detail)]
+
+
 def test_message_of_another_incarnation_is_answered_and_not_used(script: Script) -> None:
     lease = script.demand()[0]
     trajectory = make_trajectory(lease.group, 0, "s1", 0)

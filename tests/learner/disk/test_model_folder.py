@@ -61,6 +61,16 @@ def test_longest_text_is_read_from_the_models_configuration(
     assert read_max_positions(tmp_path) == positions
 
 
+@pytest.mark.parametrize(
+    ("setting", "cure"), [("policy.model", "Give a complete model"), ("critic.model", "If it was trained with the ")]
+)
+def test_model_without_a_tokenizer_is_refused_with_the_cure(tmp_path: Path, setting: str, cure: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    save_file({}, tmp_path / "model.safetensors")
+    with pytest.raises(SettingsError, match=rf"{setting} = .* has no tokenizer\. {cure}"):
+        find_named_model(setting, str(tmp_path))
+
+
 @pytest.mark.parametrize("config", [{"quantization_config": {"quant_method": "fp8"}},
                                      {"text_config": {"quantization_config": {"bits": 4}}}])  # fmt: skip
 @pytest.mark.parametrize("setting", ["policy.model", "reference.model"])

@@ -19,11 +19,8 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return policy, tmp_path / "critic"
 
 
-def test_the_same_tokenizer_and_a_folder_without_one_are_taken(folders: tuple[Path, Path]) -> None:
+def test_the_same_tokenizer_is_taken(folders: tuple[Path, Path]) -> None:
     policy, critic = folders
-    check_same_tokens("critic.model", critic, policy)
-    for path in critic.glob("tokenizer*"):
-        path.unlink()
     check_same_tokens("critic.model", critic, policy)
 
 

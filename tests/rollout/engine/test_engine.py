@@ -118,6 +118,15 @@ async def test_token_that_a_stop_string_ends_inside_is_kept_whole(engine: Engine
     assert stopped.text == engine.decode(stopped.tokens)
 
 
+async def test_stop_string_is_not_found_inside_the_name_of_an_end_token(engine: Engine) -> None:
+    await serve_loaded(engine, 3)
+    name = engine.decode([1])
+    for stop, found in [((name[-1],), None), ((name,), name)]:
+        ended = await engine.generate(PROMPT, Sampling(9, 1.0, stop=stop, logit_bias={1: 100.0}), f"end-{found}")
+
+        assert (ended.tokens, ended.finish_reason, ended.stop_string) == ([1], "stop", found)
+
+
 async def test_turns_end_where_vllm_ends_them(engine: Engine) -> None:
     await serve_loaded(engine, 3)
     free = await engine.generate(PROMPT, Sampling(150, 1.0, greedy=True, logit_bias={1: -100.0}), "free")

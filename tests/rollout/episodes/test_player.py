@@ -209,7 +209,7 @@ async def test_observation_over_the_limit_loses_the_end_of_its_body() -> None:
     trajectory = await player.play(SAMPLE)
 
     assert "<information> 01</information><answer>" in "".join(map(chr, trajectory.tokens))
-    assert player.num_cut_observations == 1
+    assert trajectory.facts.reward_logs == {"environment/cut_replies": 1.0}
 
 
 async def test_turn_waits_while_weights_change() -> None:
