@@ -43,7 +43,9 @@ def form_of(function: Callable[..., Any], reads: str, label_name: str = "") -> F
     what a TRL function gets: text, or messages. label_name: a TRL function's parameter for the label; empty: the usual.
     """
     parameters = inspect.signature(function).parameters
-    outer = inspect.signature(function, follow_wrapped=False)  # a decorator may fill parameters
+    outer = inspect.signature(function)
+    with suppress(ValueError):  # lru_cache has none of its own
+        outer = inspect.signature(function, follow_wrapped=False)  # a decorator may fill parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     required = [name for name, each in parameters.items() if each.default is each.empty and each.kind not in _VARIADIC]
     if "queries" in parameters:

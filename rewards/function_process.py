@@ -44,8 +44,7 @@ def load_scorer(reference: str, number: int = 1, reads: str = "auto", label_name
     if reads == "auto" and decided == "sequence":
         problem = "without the prompt a right answer got 0. --solution-str response changes that."
         print(f"rewards: {reference} gets prompt and response, as in Search-R1: {problem}", file=sys.stderr)
-    if first.greeting["may_read_sequence"]:
-        problem = "its file names the beginning of an assistant's turn, which a response lacks"
+    if problem := first.greeting["may_read_sequence"]:
         print(
             f"rewards: {reference} gets the response alone, and {problem}. Does a right answer score? If not, start "
             "with --solution-str sequence. --solution-str response ends this question.",

@@ -67,8 +67,21 @@ def reads_sequence(function: Callable[..., Any]) -> bool:
             known = [_sample(_TAGS.format(answer), {"ground_truth": truth}) for answer in (right, wrong)]
             whole = [_rewards(function, [sample], "sequence")[0] for sample in known]
             # Of a function of length, wrong answers are worth as much.
-            if whole[0] > max(0, whole[1]) and _rewards(function, known[:1], "response")[0] <= 0:
-                return True
+            if whole[0] > max(0, whole[1]):
+                alone = [_rewards(function, [sample], "response")[0] for sample in known]
+                if alone[0] <= max(0, alone[1]):  # equal: it found the format, and no answer
+                    return True
+    return False
+
+
+def reads_opened_thought(function: Callable[..., Any]) -> bool:
+    """Return whether a right answer that ends a thought scores above 0 only behind the prompt's `<think>`."""
+    if _may_be_of_search_r1(function):
+        with contextlib.suppress(Exception, SystemExit):  # labels of another form
+            prompt = f"{_PROMPT}<think>\n"
+            known = [make_sample(f"{prompt}one more\n</think>\n\n\\boxed{{{answer}}}", prompt, "2") for answer in "23"]
+            whole = [_rewards(function, [sample], "sequence")[0] for sample in known]
+            return whole[0] > max(0, whole[1]) and _rewards(function, known[:1], "response")[0] <= 0
     return False
 
 

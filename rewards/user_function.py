@@ -21,7 +21,14 @@ from protocol.one_line import place_of
 from protocol.settings.paths import describe_shadowed, user_files
 from protocol.waits import all_of
 from rewards.calling import as_async, form_of
-from rewards.known_answers import compares_samples, names_turn, reads_calls, reads_messages, reads_sequence
+from rewards.known_answers import (
+    compares_samples,
+    names_turn,
+    reads_calls,
+    reads_messages,
+    reads_opened_thought,
+    reads_sequence,
+)
 from rewards.sample import Sample, Score, ScorerFailure
 
 _NAMES = ("reward_func", "compute_score", "score")
@@ -53,7 +60,8 @@ class UserFunction:
         _check_trl(self._function, reference)
         _check_options(self._function, f"rewards: {reference}: {name}", reads, label_name)
         self.reads = _what_it_reads(self._function, reference) if reads == "auto" else reads
-        self.may_read_sequence = reads == "auto" and self.reads == "response" and names_turn(self._function)
+        is_asked = reads == "auto" and self.reads == "response"
+        self.may_read_sequence = _why_sequence(self._function) if is_asked else ""
         self.reads_calls = reads_calls(self._function)
         self.reads_prompts = {"prompts", "completions"} <= set(inspect.signature(self._function).parameters)
         form = form_of(self._function, self.reads, label_name)
@@ -193,6 +201,15 @@ def _check_trl(function: Callable[..., Any], reference: str) -> None:
             raise OperatorError(
                 f"rewards: {reference} reads {name}, which a reward service does not receive. {remedy}."
             )
+
+
+def _why_sequence(function: Callable[..., Any]) -> str:
+    """Return why a verl function that gets the response may expect its prompt too; empty: nothing shows it."""
+    if names_turn(function):
+        return "its file names the beginning of an assistant's turn, which a response lacks"
+    if reads_opened_thought(function):
+        return "a right answer scored 0 without its <think>, which some templates put into the prompt"
+    return ""
 
 
 def _what_it_reads(function: Callable[..., Any], reference: str) -> str:

@@ -1,4 +1,4 @@
-"""Users' files of reward functions that cannot be used, or not wholly: a sentence says so when they are loaded."""
+"""Users' files of reward functions that cannot be used, or not as they are: a sentence says so when they are loaded."""
 
 from pathlib import Path
 
@@ -65,3 +65,37 @@ def test_function_that_looks_for_calls_of_tools_is_named(
     said = capfd.readouterr().err
     assert ("looks for calls or replies of tools, and a completion here is" in said) is is_named
     assert ("gets each completion as one message, which holds all turns of a conversation" in said) is not is_named
+
+
+KNIGHTS = (
+    "import re\ndef compute_score(solution_str, ground_truth, answer_reward=1.0):\n"
+    "    if '<|im_start|>assistant' not in solution_str:\n        return -3.0\n"
+    "    found = re.findall(r'(\\w+) is a (\\w+)', solution_str.split('<|im_start|>assistant')[1])\n"
+    "    return 3.0 if found and found == re.findall(r'(\\w+) is a (\\w+)', ground_truth[LABEL]) else -1.0\n"
+)
+
+
+@pytest.mark.parametrize("without_prompt", ["-3.0", "1.0"])  # 1.0: of a right format, as in its older form
+def test_logic_rl_function_gets_prompt_and_response(tmp_path: Path, without_prompt: str) -> None:
+    path = tmp_path / "reward.py"
+    path.write_text(KNIGHTS.replace("LABEL", "'solution_text_format'").replace("-3.0", without_prompt))
+    assert UserFunction(str(path)).reads == "sequence"
+
+
+# As DeepScaleR's: the prompt of many reasoning models ends with <think>.
+THOUGHTS = (
+    "def compute_score(solution_str, ground_truth):\n"
+    "    thought, _, answer = solution_str.partition('</think>')\n"
+    "    return float('<think>' in thought and f'boxed{{{ground_truth}}}' in answer)\n"
+)
+
+
+@pytest.mark.parametrize("source", [KNIGHTS.replace("LABEL", "'some_other_name'"), THOUGHTS])
+@pytest.mark.parametrize("reads", ["auto", "response"])
+def test_function_that_may_look_for_the_prompt_is_named_until_its_user_decides(
+    tmp_path: Path, source: str, reads: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "reward.py"
+    path.write_text(source)
+    load_scorer(str(path), reads=reads)
+    assert ("--solution-str sequence" in capfd.readouterr().err) is (reads == "auto")

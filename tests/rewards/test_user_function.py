@@ -253,26 +253,10 @@ async def test_label_has_the_name_that_its_user_gives(tmp_path: Path) -> None:
     assert [score.reward for score in await UserFunction(path, "text", "gold").score(SAMPLES)] == [2.0, 2.0]
 
 
-KNIGHTS = (
-    "import re\ndef compute_score(solution_str, ground_truth, answer_reward=1.0):\n"
-    "    if '<|im_start|>assistant' not in solution_str:\n        return -3.0\n"
-    "    found = re.findall(r'(\\w+) is a (\\w+)', solution_str.split('<|im_start|>assistant')[1])\n"
-    "    return 3.0 if found and found == re.findall(r'(\\w+) is a (\\w+)', ground_truth[LABEL]) else -1.0\n"
-)
-
-
-def test_logic_rl_function_gets_prompt_and_response(tmp_path: Path) -> None:
-    path = write(tmp_path, KNIGHTS.replace("LABEL", "'solution_text_format'"))
-    assert UserFunction(str(path)).reads == "sequence"
-
-
-@pytest.mark.parametrize("reads", ["auto", "response"])
-def test_function_that_may_look_for_the_prompt_is_named_until_its_user_decides(
-    tmp_path: Path, reads: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = write(tmp_path, KNIGHTS.replace("LABEL", "'some_other_name'"))
-    load_scorer(str(path), reads=reads)
-    assert ("--solution-str sequence" in capfd.readouterr().err) is (reads == "auto")
+async def test_verl_scorer_may_be_cached(tmp_path: Path) -> None:
+    body = "def score(solution_str, ground_truth):\n    return float(solution_str + ground_truth == 'r1l1')\n"
+    path = write(tmp_path, f"from functools import lru_cache\n@lru_cache\n{body}")
+    assert await rewards_of(path) == [Score(1.0), Score(0.0)]
 
 
 def test_function_of_length_gets_the_response(tmp_path: Path) -> None:
