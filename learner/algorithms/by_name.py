@@ -25,6 +25,7 @@ from learner.algorithms.losses.policy_loss import Clip, PolicyLoss
 from learner.algorithms.losses.ppo import ppo_loss
 from learner.algorithms.losses.reinforce import reinforce_loss
 from learner.algorithms.own_algorithm import check_result_shape, load_own
+from learner.algorithms.own_trial import try_correction, try_loss
 from protocol.errors import SettingsError
 from protocol.settings.learner import RECIPES, LearnerSettings
 from protocol.settings.policy import CriticSettings
@@ -83,12 +84,16 @@ def algorithm_of(settings: LearnerSettings) -> Algorithm:
     if name not in ADVANTAGES:
         _check_own_advantage(settings, name, advantage, settings.loss or recipe["loss"])
     correction = _correction(settings.correction or recipe["correction"])
+    loss = _loss(loss_name := settings.loss or recipe["loss"])
+    clip = Clip(settings.clip_low, settings.clip_high, settings.dual_clip or math.inf)
+    if loss_name not in LOSSES:
+        try_loss(loss_name, loss, clip, is_weighted=correction.is_weighted)
     low, high = settings.correction_low, settings.correction_high
     return Algorithm(
         advantage=advantage,
-        loss=_loss(settings.loss or recipe["loss"]),
+        loss=loss,
         correction=correction,
-        clip=Clip(settings.clip_low, settings.clip_high, settings.dual_clip or math.inf),
+        clip=clip,
         band=Band(correction.band.low if low is None else low, correction.band.high if high is None else high),
         is_whitened=advantage.is_whitened if settings.whiten is None else settings.whiten,
         gamma=settings.gamma,
@@ -110,8 +115,7 @@ def has_critic(settings: Settings) -> bool:
 
 def _check_own_advantage(settings: LearnerSettings, name: str, advantage: Advantage, loss: str) -> None:
     """Raise SettingsError for settings that do not go with a user's own advantage; those of a name know it."""
-    if settings.equal_groups == "skip":
-        _check_equal_groups(name, advantage, settings.whiten)
+    _check_equal_groups(name, advantage, settings)
     if advantage.of_groups is not None:
         _check_unread("learner", settings, ("gamma", "gae_lambda"), f"learner.advantage = {name} is of whole answers")
     elif loss == "gspo":
@@ -134,23 +138,37 @@ def _advantage(name: str) -> Advantage:
     loaded = load_own(setting := "learner.advantage", name, Advantage)
     record = loaded if isinstance(loaded, Advantage) else Advantage(of_groups=loaded)
     if record.of_groups is not None:
-        return replace(record, of_groups=check_result_shape(setting, name, record.of_groups))
+        return replace(record, of_groups=check_result_shape(setting, name, record.of_groups, 2))
     assert record.of_tokens is not None
-    return replace(record, of_tokens=check_result_shape(setting, name, record.of_tokens))
+    return replace(record, of_tokens=check_result_shape(setting, name, record.of_tokens, 4))
 
 
-def _check_equal_groups(name: str, advantage: Advantage, whiten: bool | None) -> None:
-    """Try groups of equal rewards. Raises: SettingsError unless they have nothing to teach: they would be skipped."""
-    found = "it is whitened over the step" if advantage.is_whitened and whiten is None else ""
+def _check_equal_groups(name: str, advantage: Advantage, settings: LearnerSettings) -> None:
+    """Try groups of equal rewards.
+
+    Raises: SettingsError when they are no numbers, or when they teach something and would be skipped.
+    """
+    found = "it is whitened over the step" if advantage.is_whitened and settings.whiten is None else ""
     lengths = torch.tensor([[2.0, 3.0, 5.0, 7.0]], dtype=torch.float64)
     for reward in (0.0, 1.0):
         if advantage.of_groups is None:
             found = found or "it is of single tokens"
             break
-        result = advantage.of_groups(torch.full_like(lengths, reward), lengths)
-        if bool((result.abs() > _EQUAL_AT_MOST).any()) or bool(result.isnan().any()):
+        try:
+            result = advantage.of_groups(torch.full_like(lengths, reward), lengths)
+        except Exception:  # a user's code may raise anything; it may be written for larger groups
+            if settings.equal_groups == "skip":
+                raise
+            return
+        if not bool(result.isfinite().all()):
+            raise SettingsError(
+                f"settings: learner.advantage = {name} gives {result.flatten().tolist()} to four rewards of "
+                f"{reward:g}, and a step with such a group would not be applied. Add a small number to the divisor, "
+                "such as std + 1e-6."
+            )
+        if bool((result.abs() > _EQUAL_AT_MOST).any()):
             found = f"four rewards of {reward:g} got {[round(value, 4) for value in result.flatten().tolist()]}"
-    if found:
+    if found and settings.equal_groups == "skip":
         raise SettingsError(
             f"settings: learner.equal_groups = skip would skip groups that learner.advantage = {name} learns from "
             f"though their rewards are equal: {found}. Set it to keep."
@@ -162,7 +180,7 @@ def _loss(name: str) -> PolicyLoss:
         return LOSSES[name]
     loaded = load_own(setting := "learner.loss", name, PolicyLoss)
     record = loaded if isinstance(loaded, PolicyLoss) else PolicyLoss(loaded, has_ratio=True)
-    return replace(record, of_tokens=check_result_shape(setting, name, record.of_tokens, num_returned=2))
+    return replace(record, of_tokens=check_result_shape(setting, name, record.of_tokens, 5, num_returned=2))
 
 
 def _correction(name: str) -> Correction:
@@ -170,4 +188,6 @@ def _correction(name: str) -> Correction:
         return CORRECTIONS[name]
     loaded = load_own(setting := "learner.correction", name, Correction)
     record = loaded if isinstance(loaded, Correction) else Correction(loaded, is_weighted=True)
-    return replace(record, kept=check_result_shape(setting, name, record.kept))
+    record = replace(record, kept=check_result_shape(setting, name, record.kept, 3))
+    try_correction(name, record)
+    return record

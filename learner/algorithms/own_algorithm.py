@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from functools import cache, wraps
@@ -39,18 +40,22 @@ def load_own(setting: str, name: str, record: type[Any]) -> Any:
 
 
 def check_result_shape(
-    setting: str, name: str, function: Callable[..., Any], num_returned: int = 1
+    setting: str, name: str, function: Callable[..., Any], num_arguments: int, num_returned: int = 1
 ) -> Callable[..., Any]:
     """Return the function with a check: each result must have the shape of its first argument.
 
     Any other shape, such as a mean's, would be broadcast over all tokens or samples in silence. The function gets
     copies of its tensors, because the step uses them again: a change in place would reach other terms.
-    num_returned: number of tensors that it returns, as a tuple when there are several.
-    The returned function raises SettingsError with the shapes that it got.
+    num_arguments: number of arguments that it gets. num_returned: number of tensors that it returns, as a tuple when
+    there are several. The returned function raises SettingsError with the shapes that it got.
+    Raises: SettingsError for a function that cannot be called with so many arguments.
     """
+    _check_signature(f"settings: {setting} = {name}", function, num_arguments)
 
     @wraps(function)
     def call_and_check(*arguments: Any) -> Any:
+        if not arguments[0].numel():  # a rank without work, or a part of a step: many functions of no token raise
+            return arguments[0] if num_returned == 1 else (arguments[0],) * num_returned
         first, *others = (each.clone() if isinstance(each, Tensor) else each for each in arguments)
         returned = function(first, *others)
         parts = returned if isinstance(returned, tuple) else (returned,)
@@ -61,14 +66,29 @@ def check_result_shape(
                 f"settings: {setting} = {name} returned {_join_shapes(shapes)}, expected {_join_shapes(expected)}: "
                 "the shape of its first argument. See docs/do/algorithms.md."
             )
-        if first.requires_grad and is_grad_enabled() and not any(part.requires_grad for part in parts):
+        if first.requires_grad and is_grad_enabled() and not parts[0].requires_grad:
             raise SettingsError(
                 f"settings: {setting} = {name} returned a value without a gradient, which trains nothing: it must "
-                "depend on its first argument, without detach() or no_grad(). See docs/do/algorithms.md."
+                "depend on its first argument, without detach() or no_grad(), and be the first of what it returns. "
+                "See docs/do/algorithms.md."
             )
         return returned
 
     return call_and_check
+
+
+def _check_signature(problem: str, function: Callable[..., Any], num_arguments: int) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # compiled functions may have none
+        return
+    try:
+        signature.bind(*range(num_arguments))
+    except TypeError:
+        raise SettingsError(
+            f"{problem} takes {signature}, but is called with {num_arguments} arguments by position. "
+            "See docs/do/algorithms.md."
+        ) from None
 
 
 def _join_shapes(shapes: list[Any]) -> str:

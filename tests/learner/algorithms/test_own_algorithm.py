@@ -9,8 +9,8 @@ import torch
 
 from learner.algorithms.advantages.advantage import Advantage
 from learner.algorithms.by_name import Algorithm, algorithm_of, has_critic
-from learner.algorithms.losses.policy_loss import PolicyLoss
-from learner.algorithms.own_algorithm import load_own
+from learner.algorithms.losses.policy_loss import Clip, PolicyLoss
+from learner.algorithms.own_algorithm import check_result_shape, load_own
 from learner.objectives.advantages import of_groups
 from protocol.errors import SettingsError
 from protocol.settings.learner import LearnerSettings
@@ -27,7 +27,7 @@ def doubled(rewards, lengths):
     return 2.0 * rewards
 
 def plain(logprobs, old, advantages, counts, clip):
-    return -advantages * logprobs, logprobs > clip.high
+    return -advantages * (logprobs - old), logprobs > clip.high
 
 def half(weight, counts, band):
     return 0.5 * (weight < band.high)
@@ -52,8 +52,20 @@ def loss_alone(logprobs, old, advantages, counts, clip):
 def detached(logprobs, old, advantages, counts, clip):
     return -advantages * (logprobs - old).exp().detach(), logprobs > clip.high
 
+def swapped(logprobs, old, advantages, counts, clip):
+    return logprobs > clip.high, -advantages * (logprobs - old)
+
+def largest(logprobs, old, advantages, counts, clip):
+    return -advantages * (logprobs - old), logprobs > logprobs.max()
+
+def deviations(rewards, lengths):
+    return (rewards - rewards.mean(dim=1, keepdim=True)) / rewards.std(dim=1, keepdim=True)
+
+def of_eight(rewards, lengths):
+    return (rewards.view(2, 4) - rewards.mean()).view(1, 8)
+
 def of_answers(weight, counts, band):
-    return weight[: len(counts)]
+    return weight[:1]
 
 def in_place(first, *others):
     first *= 2.0
@@ -63,7 +75,7 @@ def in_place(first, *others):
     return first
 
 def loss_in_place(logprobs, old, advantages, counts, clip):
-    return in_place(logprobs, old, advantages), logprobs > 0
+    return in_place(logprobs, old, advantages) - old, logprobs > 0
 
 tokens_in_place = Advantage(of_tokens=in_place)
 last_token = Advantage(of_tokens=lambda rewards, values, gamma, lam: rewards[-1:])
@@ -82,7 +94,7 @@ def test_functions_of_a_file_are_an_advantage_a_loss_and_a_correction(own: str) 
     assert found.advantage.of_groups is not None
     assert found.advantage.of_groups(torch.ones(1, 2), torch.ones(1, 2)).tolist() == [[2.0, 2.0]]
     assert found.loss.has_ratio
-    assert found.loss.of_tokens(torch.ones(1), torch.ones(1), torch.ones(1), (1,), found.clip)[0].tolist() == [-1.0]
+    assert found.loss.of_tokens(torch.ones(1), torch.zeros(1), torch.ones(1), (1,), found.clip)[0].tolist() == [-1.0]
     assert found.correction.is_weighted
     assert found.band == found.correction.band
 
@@ -177,6 +189,10 @@ def test_what_cannot_be_loaded_is_named_with_the_reason(own: str, name: str, pro
     assert problem in str(caught.value)
 
 
+def _call_own(own: str, setting: str, name: str, group: torch.Tensor, tokens: torch.Tensor) -> None:
+    _call(algorithm_of(LearnerSettings.model_validate({setting: f"{own}:{name}"})), setting, group, tokens)
+
+
 def _call(found: Algorithm, setting: str, group: torch.Tensor, tokens: torch.Tensor) -> None:
     if setting == "loss":
         found.loss.of_tokens(tokens, tokens, tokens, (len(tokens),), found.clip)
@@ -202,20 +218,56 @@ def _call(found: Algorithm, setting: str, group: torch.Tensor, tokens: torch.Ten
 def test_result_of_another_shape_is_refused_and_not_spread_over_all(
     own: str, setting: str, name: str, said: str
 ) -> None:
-    found = algorithm_of(LearnerSettings.model_validate({setting: f"{own}:{name}"}))
-    group, tokens = torch.ones(1, 3), torch.ones(3)
     with pytest.raises(SettingsError) as caught:
-        _call(found, setting, group, tokens)
+        _call_own(own, setting, name, torch.ones(1, 3), torch.ones(3))
     assert str(caught.value).startswith(f"settings: learner.{setting} = {own}:{name} {said}: ")
 
 
-def test_loss_without_a_gradient_is_refused(own: str) -> None:
-    found = algorithm_of(LearnerSettings.model_validate({"loss": f"{own}:detached"}))
+@pytest.mark.parametrize("name", ["detached", "swapped"])
+def test_loss_without_a_gradient_is_refused(own: str, name: str) -> None:
+    with pytest.raises(SettingsError, match=rf"own\.py:{name} returned a value without a gradient, which trains"):
+        algorithm_of(LearnerSettings.model_validate({"loss": f"{own}:{name}"}))
+    loss = check_result_shape("learner.loss", name, load_own("learner.loss", f"{own}:{name}", PolicyLoss), 5, 2)
     tokens = torch.ones(3, requires_grad=True)
-    with pytest.raises(SettingsError, match=r"own\.py:detached returned a value without a gradient, which trains"):
-        found.loss.of_tokens(tokens, tokens.detach(), tokens.detach(), (3,), found.clip)
     with torch.no_grad():
-        found.loss.of_tokens(tokens, tokens, tokens, (3,), found.clip)
+        loss(tokens, tokens, tokens, (3,), Clip(0.2, 0.2, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "number", "signature"),
+    [
+        ("advantage", "plain", 2, "(logprobs, old, advantages, counts, clip)"),
+        ("loss", "half", 5, "(weight, counts, band)"),
+        ("correction", "doubled", 3, "(rewards, lengths)"),
+    ],
+)
+def test_function_of_another_number_of_arguments_is_refused(
+    own: str, setting: str, name: str, number: int, signature: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        algorithm_of(LearnerSettings.model_validate({setting: f"{own}:{name}"}))
+    said = f"{own}:{name} takes {signature}, but is called with {number} arguments by position."
+    assert str(caught.value).startswith(f"settings: learner.{setting} = {said}")
+
+
+def test_no_tokens_are_not_given_to_a_function(own: str) -> None:
+    """A rank without work has none, and the largest of none raises."""
+    found = algorithm_of(LearnerSettings.model_validate({"loss": f"{own}:largest", "correction": f"{own}:half"}))
+    tokens = torch.zeros(0, requires_grad=True)
+    loss, is_clipped = found.loss.of_tokens(tokens, tokens, tokens, (0,), found.clip)
+    assert loss.requires_grad
+    assert (loss.shape, is_clipped.shape) == (tokens.shape, tokens.shape)
+    assert found.correction.kept(tokens, (0,), found.band).shape == tokens.shape
+
+
+@pytest.mark.parametrize("equal_groups", ["keep", "skip"])
+def test_advantage_that_is_no_number_for_equal_rewards_is_refused(own: str, equal_groups: str) -> None:
+    with pytest.raises(SettingsError, match=r"gives \[nan, nan, nan, nan\] to four rewards of 0, .* such as std \+ 1e"):
+        algorithm_of(LearnerSettings.model_validate({"advantage": f"{own}:deviations", "equal_groups": equal_groups}))
+
+
+def test_advantage_for_groups_of_one_size_is_taken(own: str) -> None:
+    algorithm_of(LearnerSettings(advantage=f"{own}:of_eight"))
 
 
 def test_file_that_ends_itself_is_told_in_a_sentence(tmp_path: Path) -> None:
@@ -250,8 +302,7 @@ def test_advantage_has_one_of_the_two_functions() -> None:
 )
 def test_function_that_changes_its_arguments_changes_nothing_else(own: str, setting: str, name: str) -> None:
     """The step uses them again: for the KL, the correction, the metrics and the next pass over its samples."""
-    found = algorithm_of(LearnerSettings.model_validate({setting: f"{own}:{name}"}))
     group, tokens = torch.ones(1, 3), torch.ones(3)
-    _call(found, setting, group, tokens)
+    _call_own(own, setting, name, group, tokens)
     assert torch.equal(group, torch.ones(1, 3))
     assert torch.equal(tokens, torch.ones(3))
