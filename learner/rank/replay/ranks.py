@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -30,6 +31,7 @@ from learner.rank.replay.kept_steps import Objective, open_share, read_share, re
 from learner.rank.start import Models, join, load
 from protocol.addresses import listen
 from protocol.errors import NeighbourError, OperatorError, SettingsError
+from protocol.one_line import describe_error
 from protocol.settings.settings import Settings
 
 _HOST = "127.0.0.1"
@@ -98,7 +100,10 @@ def _first_answer(receiver: Connection, ranks: Sequence[BaseProcess]) -> ReplayR
         if any(rank.exitcode for rank in ranks):
             codes = ", ".join(str(rank.exitcode) for rank in ranks)
             return NeighbourError("replay", f"its ranks ended without a result, with exit codes {codes}")
-    answer: ReplayResult | Exception = receiver.recv()
+    try:
+        answer: ReplayResult | Exception = receiver.recv()
+    except EOFError:  # the last rank was killed
+        return NeighbourError("replay", "its ranks ended without a result")
     return answer
 
 
@@ -110,6 +115,10 @@ def _be_rank(job: Job, place: RankPlace, listener: socket | None, sender: Connec
             found = replay(job)
     except (OperatorError, NeighbourError) as error:
         sender.send(error)
+        return
+    except Exception as error:  # a user's loss may raise anything, and the sender's end says nothing of it
+        traceback.print_exc()
+        sender.send(NeighbourError(f"replay, rank {place.rank}", f"failed: {describe_error(error)}"))
         return
     if place.rank == 0:
         sender.send(found)

@@ -91,6 +91,23 @@ def test_command_shows_the_batch_under_another_loss(run: Path, capfd: pytest.Cap
     assert found["figures"]["policy/kl_reference"]["changed"] > 0.0
 
 
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("raise KeyError('mask')", "replay, rank 0: failed: KeyError: 'mask' ({own}:4)"),
+        ("os._exit(3)", "replay: its ranks ended without a result"),
+    ],
+)
+def test_loss_that_fails_is_named_in_a_sentence(
+    line: str, sentence: str, run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own.py"
+    body = f"    if len(logprobs) > 3:\n        {line}\n    return advantages * (old - logprobs), logprobs > 0\n"
+    own.write_text(f"import os\ndef failing(logprobs, old, advantages, counts, clip):\n{body}")
+    assert run_verb(["replay", str(run), "3", "--with", f"learner.loss={own}:failing"]) == 1
+    assert capfd.readouterr().err.splitlines()[-1].startswith(sentence.format(own=own))
+
+
 def test_the_checkpoint_is_enough_on_another_machine(
     run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
