@@ -18,7 +18,7 @@ from learner.run.checks.prompt_judge import DemonstrationJudge, PromptJudge
 from learner.run.start import RunStart
 from protocol.disk.files import naming_disk_errors
 from protocol.errors import SettingsError
-from protocol.settings.data import DataSettings, entries_of, in_words
+from protocol.settings.data import DataEntry, DataSettings, entries_of, in_words
 from protocol.settings.settings import Settings
 
 _NUM_FIRST = 16  # rows that are read for a notice
@@ -118,20 +118,22 @@ def _judge_rows(settings: Settings, model: Path, before: Sequence[SkippedRow]) -
         index, unusable = read_prompts(data.train, data, judge, without)
         no_end = judge.notice_end()
     _check_others(settings, "data.train", len(index))
-    notice = f"data.train has {describe_forms(judge.forms)}. " if judge.forms else _unused_tools(settings, index)
+    notice = (
+        f"data.train has {describe_forms(judge.forms)}. " if judge.forms else _unused_tools(settings, data.train, index)
+    )
     return JudgedRows(index, unusable, notice + no_end, judge.longest)
 
 
-def _unused_tools(settings: Settings, index: PromptIndex) -> str:
+def _unused_tools(settings: Settings, given: str | Sequence[str | DataEntry], index: PromptIndex) -> str:
     """Return a sentence for first rows with tools that a bundled environment does not read; empty: there are none."""
     environment = settings.rollout.environment
     if settings.is_of_rows or environment not in ("single_turn", "search", "tools"):
         return ""
-    first = PromptSet(index, entries_of(settings.data.train), settings.data)[:_NUM_FIRST]
+    first = PromptSet(index, entries_of(given), settings.data)[:_NUM_FIRST]
     if all(prompt.columns.get("tools") in (None, [], "", "[]") for prompt in first):
         return ""
     return (
-        f"{in_words(settings.data.train)} has the column tools, which rollout.environment = {environment} does not "
+        f"{in_words(given)} has the column tools, which rollout.environment = {environment} does not "
         "give to the chat template. To have calls run, set it to tools and name them in tools.names, tools.http or "
         "tools.mcp. To show each row's tools alone, let reset of an environment of yours return Chat(messages, tools). "
     )
@@ -150,7 +152,7 @@ class HeldOutRows(NamedTuple):
     """All held-out sets."""
 
     longest: int  # tokens of the longest row that is scored without generating; 0: prompts
-    notices: list[str]  # a sentence for each set with rows that the policy learns from
+    notices: list[str]  # sentences for sets with rows that the policy learns from, or with tools that it never sees
 
 
 def check_held_out(settings: Settings, model: Path, train: PromptIndex | None = None) -> HeldOutRows:
@@ -169,6 +171,8 @@ def check_held_out(settings: Settings, model: Path, train: PromptIndex | None = 
             num_scored = min(len(index), most)
             _check_others(settings, "data.eval", num_scored)
             longest = max(longest, judge.longest)
+            if tools := _unused_tools(settings, given, index):
+                notices.append(tools.rstrip())
             if train is not None and settings.eval.every_steps and (num := _num_learnt(index, most, train)):
                 notices.append(
                     f"{num} of the {num_scored} rows of {in_words(given)} are in data.train too: their scores are of "

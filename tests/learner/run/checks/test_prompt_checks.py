@@ -98,8 +98,10 @@ def test_tools_of_rows_that_the_environment_does_not_show_are_told(
     given = settings(path)
     given = given.model_copy(update={"rollout": given.rollout.model_copy(update={"environment": environment})})
     notice = read_train_prompts(given, model, new(tmp_path)).notice or ""
+    held_out = given.model_copy(update={"data": given.data.model_copy(update={"train": "-", "eval": str(path)})})
     said = f"{path} has the column tools, which rollout.environment = {environment} does not give to the chat template"
-    assert (said in notice) is is_told
+    for each in (notice, " ".join(check_held_out(held_out, model).notices)):
+        assert (said in each) is is_told
 
 
 def test_more_than_the_allowed_share_is_refused(tmp_path: Path, model: Path) -> None:
