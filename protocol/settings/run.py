@@ -61,7 +61,7 @@ class RunSettings(Section):
         if self.max_epochs is not None and "max_steps" in self.model_fields_set:
             raise ValueError(
                 f"run.max_steps = {self.max_steps} and run.max_epochs = {self.max_epochs:g} both set the length. "
-                "Remove one."
+                "Remove one; --run.max_epochs null in the command removes a settings file's."
             )
         return self
 
