@@ -148,6 +148,16 @@ def _turned(received: Received) -> Any:
     return Answer({"rewards": sorted(_rewards(received))})
 
 
+def _rounded(received: Received) -> Any:
+    rewards = _rewards(received)
+    return Answer({"rewards": [reward + 0.004 * (len(rewards) - 1) for reward in rewards]})
+
+
+def test_rewards_of_a_model_that_round_in_a_batch_are_not_called_mixed(server: ScriptedServer) -> None:
+    found = _found(server.script_by("rounded", _rounded))
+    assert [finding.kind for finding in found] == ["ok", "ok"]
+
+
 def _constant(received: Received) -> Any:
     return Answer({"rewards": [0.5] * len(received.body["query"])})
 
