@@ -104,5 +104,7 @@ def _load_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses look their module up here
+    if (folder := str(path.parent)) not in sys.path:
+        sys.path.append(folder)  # files beside it can be imported
     spec.loader.exec_module(module)
     return module

@@ -20,7 +20,7 @@ from rollout.environments.base import MakeEnvironment, SingleTurn
 from rollout.environments.openrlhf.load import load_agent
 from rollout.environments.search import Search
 from rollout.environments.tool_use.tool_use import make_tool_use
-from rollout.environments.user_modules import forget_user_modules
+from rollout.environments.user_modules import forget_user_modules, import_beside
 from rollout.environments.verl.load import load_verl_tools
 
 BUNDLED: dict[str, Callable[[ToolsSettings], MakeEnvironment]] = {
@@ -103,6 +103,7 @@ def _load_file(name: str, path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses and pickling look their module up here
+    import_beside(path)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a user's code may raise anything, and end itself as scripts do

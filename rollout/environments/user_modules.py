@@ -17,10 +17,17 @@ _OWN = frozenset(ROOMS)
 _INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
 _STANDARD_LIBRARY = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _first_modules: set[str] = set()
+_folders: list[str] = []  # that `import_beside` added
 
 
 def forget_user_modules() -> None:
-    """Drop users' modules, so that the next import reads their files. The first call drops none."""
+    """Drop users' modules and their folders, so that the next import reads the next run's files.
+
+    The first call drops no modules.
+    """
+    # The next run's folder may have another module of the same name.
+    sys.path[:] = [folder for folder in sys.path if folder not in _folders]
+    _folders.clear()
     if not _first_modules:
         _first_modules.update(sys.modules)
     for name in list(_user_modules()):
@@ -30,6 +37,14 @@ def forget_user_modules() -> None:
         if folder in sys.modules and vars(sys.modules[folder]).get(last) is module:
             delattr(sys.modules[folder], last)
     importlib.invalidate_caches()
+
+
+def import_beside(file: Path) -> None:
+    """Let users' code import the modules in this file's folder, after installed ones, until `forget_user_modules`."""
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+        _folders.append(folder)
 
 
 def send_whole(folder: Path) -> None:

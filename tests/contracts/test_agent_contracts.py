@@ -140,7 +140,8 @@ async def test_agent_file_of_each_generation_plays_its_conversation(tmp_path: Pa
         assert trajectory.facts.reward == 1.25
         assert trajectory.facts.reward_parts == {"environment": 1.25}
         assert trajectory.facts.reward_score == (None if generation == "first" else 1.0)
-        assert trajectory.facts.reward_logs == ({} if generation == "first" else {"environment/tries": 2.0})
+        tries = {} if generation == "first" else {"environment/tries": 2.0}
+        assert trajectory.facts.reward_logs == {"environment/cut_replies": 0.0} | tries
         assert (trajectory.facts.finish, trajectory.facts.num_turns) == ("stop", 2)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from protocol.errors import SettingsError
 from rollout.environments.openrlhf.agent import FunctionAgent, InstanceAgent, MakeAgentPlay
+from rollout.environments.user_modules import import_beside
 
 
 class AgentInstanceBase:
@@ -46,6 +47,7 @@ def load_agent(path: Path) -> MakeAgentPlay:
     if not path.is_file():
         raise _error(path, "there is no such file. Give the path of a Python file.")
     offer_base_classes()
+    import_beside(path)
     try:
         code = compile(path.read_bytes(), str(path), "exec")
         module = _run(code, path)

@@ -100,6 +100,7 @@ _MODULES: dict[str, dict[str, Any]] = {
 
 # Packages whose other modules are looked for in the tools file's folder, such as verl.tools.gsm8k_tool.
 _OPEN_PACKAGES = ("verl.tools", "verl.utils.reward_score")
+_offered: set[str] = set()  # folders of tools files that an installed verl was given
 
 
 def offer_base_classes(folder: str) -> None:
@@ -111,7 +112,9 @@ def offer_base_classes(folder: str) -> None:
     if _is_verl_installed():
         for name in _OPEN_PACKAGES:
             with suppress(ImportError):  # the import of a tool says what is missing
-                importlib.import_module(name).__path__.append(folder)
+                path = importlib.import_module(name).__path__
+                path[:] = [*(each for each in path if each not in _offered), folder]
+        _offered.add(folder)
         return
     for name, contents in _MODULES.items():
         module = ModuleType(name)

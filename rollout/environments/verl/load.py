@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from protocol.errors import SettingsError
 from protocol.one_line import one_line
 from protocol.settings.tools import ToolsSettings
 from rollout.environments.tool_use.tool_use import MakeToolUse
-from rollout.environments.user_modules import send_whole
+from rollout.environments.user_modules import import_beside, send_whole
 from rollout.environments.verl.base_classes import function_schema_class, offer_base_classes
 from rollout.environments.verl.tools import VerlTool, VerlToolbox
 
@@ -25,10 +24,8 @@ def load_verl_tools(path: Path, settings: ToolsSettings) -> MakeToolUse:
     """
     entries = _read_entries(path)
     # A tool's module may be in the folder of this file.
-    folder = str(path.resolve().parent)
-    offer_base_classes(folder)
-    if folder not in sys.path:
-        sys.path.append(folder)
+    offer_base_classes(str(path.resolve().parent))
+    import_beside(path)
     tools: dict[str, VerlTool] = {}
     for place, entry in enumerate(entries):
         tool = _make_tool(path, f"tools[{place}]", entry)

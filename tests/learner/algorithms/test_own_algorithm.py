@@ -306,3 +306,11 @@ def test_function_that_changes_its_arguments_changes_nothing_else(own: str, sett
     _call_own(own, setting, name, group, tokens)
     assert torch.equal(group, torch.ones(1, 3))
     assert torch.equal(tokens, torch.ones(3))
+
+
+def test_own_function_imports_a_module_beside_its_file(tmp_path: Path) -> None:
+    (tmp_path / "beside_own.py").write_text("factor = 3.0\n")
+    own = tmp_path / "own.py"
+    own.write_text("import beside_own\ndef scaled(rewards, lengths):\n    return beside_own.factor * rewards\n")
+    scaled = load_own("learner.advantage", f"{own}:scaled", Advantage)
+    assert scaled(torch.ones(1, 2), torch.ones(1, 2)).tolist() == [[3.0, 3.0]]

@@ -1,5 +1,6 @@
 """Loading of users' files: their errors are one sentence, and each run plays the files as they are now."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,34 @@ async def test_run_plays_users_files_as_they_are_now(
 
     each = ["first", "second"]
     assert played == (each if kind == "verl_tools" else [f"{version} {version} {version}" for version in each])
+
+
+_ANY = """
+import beside
+try:
+    from verl.tools.base_tool import BaseTool
+except ImportError:
+    BaseTool = object
+class Game:
+    stop = ()
+    async def reset(self, task): ...
+    async def step(self, turn): ...
+class Echo(BaseTool):
+    async def execute(self, instance_id, parameters, **options): ...
+async def step(observation, action, label): ...
+"""
+_OWN_KINDS = ["{}/my.py:Game", "agent:{}/my.py:step", "openrlhf_agent:{}/my.py", "verl_tools:{}/tools.yaml"]
+
+
+@pytest.mark.parametrize("name", _OWN_KINDS)
+def test_run_gets_the_modules_beside_its_file_and_not_those_of_an_earlier_run(tmp_path: Path, name: str) -> None:
+    load_environment("single_turn")
+    for run in ("first", "second"):
+        folder = tmp_path / run
+        folder.mkdir()
+        (folder / "beside.py").write_text(f"text = {run!r}\n")
+        (folder / "my.py").write_text(_ANY)
+        (folder / "tools.yaml").write_text(_TOOLS.replace("edited_tool", "my"))
+        load_environment(name.format(folder), ToolsSettings())
+        assert sys.modules["beside"].text == run
+    load_environment("single_turn")
