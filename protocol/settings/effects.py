@@ -66,7 +66,8 @@ _OF_GENERATION = (
     *(f"data.{name}" for name in ("prompt_key", "label_key", "label_required", "template", "system_prompt")),
     *("data.apply_chat_template", "data.max_prompt_tokens", "rewards", "sampling", "agents", "retriever", "filter"),
     *("rollout.environment", "rollout.chat_template_kwargs", "rollout.temperature", "kl.coefficient", "loss"),
-    *(f"learner.{name}" for name in ("recipe", "advantage", "loss", "correction")),
+    *(f"learner.{name}" for name in ("recipe", "advantage", "loss", "correction", "gamma", "gae_lambda", "whiten")),
+    *(f"learner.{name}" for name in ("clip_low", "clip_high", "dual_clip", "correction_low", "correction_high")),
 )
 _USES = (
     _Use(

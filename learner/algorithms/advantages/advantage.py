@@ -28,6 +28,8 @@ class Advantage:
     def __post_init__(self) -> None:
         if (self.of_groups is None) == (self.of_tokens is None):
             raise ValueError("an advantage has either of_groups or of_tokens")
+        if self.needs_critic and self.of_tokens is None:
+            raise ValueError("needs_critic is of of_tokens, which gets the critic's values: of_groups gets none")
 
 
 def distances(rewards: Tensor, baseline: Tensor) -> Tensor:

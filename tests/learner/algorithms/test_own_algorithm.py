@@ -289,6 +289,8 @@ def test_advantages_may_be_of_any_type(dtype: torch.dtype) -> None:
 def test_advantage_has_one_of_the_two_functions() -> None:
     with pytest.raises(ValueError, match="either of_groups or of_tokens"):
         Advantage()
+    with pytest.raises(ValueError, match="needs_critic is of of_tokens"):
+        Advantage(of_groups=lambda rewards, lengths: rewards, needs_critic=True)
 
 
 @pytest.mark.parametrize(
