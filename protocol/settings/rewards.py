@@ -94,7 +94,5 @@ class RetrieverSettings(Section):
         "plain", description="Wording of passages and corrections; search_r1: for policies trained with Search-R1."
     )
     batch_size: CountAboveZero = Field(
-        16,
-        description="Largest number of queries in one request, from searches within 5 ms of each other, or while "
-        "four requests run.",
+        16, description="Largest number of queries in one request, from searches within 5 ms of each other."
     )

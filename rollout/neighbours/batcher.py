@@ -23,16 +23,9 @@ class Batcher(Generic[_Item, _Result]):
     Example: size 4 and 6 items at once: one call with 4 immediately, one with 2 after 5 ms.
     """
 
-    def __init__(
-        self,
-        size: int,
-        send: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result | Exception]]],
-        most_calls: int | None = None,
-    ) -> None:
-        """most_calls: while so many calls run, a batch that is not full waits for one to end; None: it never waits."""
+    def __init__(self, size: int, send: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result | Exception]]]) -> None:
         self._size = size
         self._send = send
-        self._most_calls = most_calls
         self._waiting: list[tuple[_Item, asyncio.Future[tuple[_Result, int]]]] = []  # result, requests that it took
         self._timer: asyncio.TimerHandle | None = None
         self._sending: set[asyncio.Task[None]] = set()
@@ -44,8 +37,8 @@ class Batcher(Generic[_Item, _Result]):
         self._waiting.append((item, future))
         if len(self._waiting) >= self._size:
             self._flush()
-        elif self._timer is None and not self._is_busy:
-            self._timer = loop.call_later(MAX_WAIT_S, self._flush_unless_busy)
+        elif self._timer is None:
+            self._timer = loop.call_later(MAX_WAIT_S, self._flush)
         result, num_attempts = await future
         add_attempts(num_attempts)
         return result
@@ -60,20 +53,6 @@ class Batcher(Generic[_Item, _Result]):
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
 
-    @property
-    def _is_busy(self) -> bool:
-        return self._most_calls is not None and len(self._sending) >= self._most_calls
-
-    def _flush_unless_busy(self) -> None:
-        self._timer = None
-        if not self._is_busy:
-            self._flush()
-
-    def _end(self, task: "asyncio.Task[None]") -> None:
-        self._sending.discard(task)
-        if self._waiting and self._timer is None:
-            self._flush_unless_busy()
-
     def _flush(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -84,7 +63,7 @@ class Batcher(Generic[_Item, _Result]):
         if batch:
             task = asyncio.get_running_loop().create_task(self._deliver(batch))
             self._sending.add(task)
-            task.add_done_callback(self._end)
+            task.add_done_callback(self._sending.discard)
             # A task that is cancelled before its first step does not run at all.
             task.add_done_callback(lambda _: [future.cancel() for _, future in batch])
 

@@ -22,8 +22,6 @@ from rollout.neighbours.http.pool import ClosedAtExit
 
 _BOUNDARY = "retriever"
 _MAX_CONCURRENCY = 256
-# A retriever that answers one request after another is asked for many queries at once while it is busy.
-_MOST_PARTIAL_BATCHES = 4
 
 _log = logging.getLogger(__name__)
 _Result = tuple[Sequence[Passage], HttpEndpoint, str]  # passages of one query, retriever, content hash of its index
@@ -54,9 +52,7 @@ class RetrieverClient(ClosedAtExit):
         self._retrievers = [HttpEndpoint(url, headers, self._policy, _MAX_CONCURRENCY) for url in urls]
         self._own, self._has_others = self._retrievers[0], len(urls) > 1
         self._urls_with_other_index: set[str] = set()  # urls of retrievers with another index than the own one
-        self._batcher = Batcher[str, _Result](
-            batch_size, lambda queries: split_if_refused(queries, self._search), _MOST_PARTIAL_BATCHES
-        )
+        self._batcher = Batcher[str, _Result](batch_size, lambda queries: split_if_refused(queries, self._search))
 
     async def close(self) -> None:
         await self._batcher.close()

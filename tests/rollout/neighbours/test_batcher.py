@@ -20,24 +20,6 @@ async def test_full_batches_are_sent_at_once_and_the_rest_after_a_pause() -> Non
     assert sizes == [4, 4, 2]
 
 
-async def test_batch_that_is_not_full_waits_while_its_service_is_busy() -> None:
-    """Searches that come one after another fill the requests of a retriever that answers one at a time."""
-    sizes: list[int] = []
-
-    async def send(items: Sequence[int]) -> Sequence[int | Exception]:
-        sizes.append(len(items))
-        await asyncio.sleep(0.5)
-        return list(items)
-
-    batcher: Batcher[int, int] = Batcher(4, send, most_calls=1)
-    waiting = []
-    for item in range(8):
-        waiting.append(asyncio.create_task(batcher.add(item)))
-        await asyncio.sleep(0.02)
-    assert await asyncio.wait_for(asyncio.gather(*waiting), 5.0) == [*range(8)]
-    assert sizes == [1, 4, 3]
-
-
 async def test_item_error_is_raised_for_its_item() -> None:
     async def send(items: Sequence[int]) -> Sequence[int | Exception]:
         return [ValueError("odd") if item % 2 else item for item in items]
