@@ -87,7 +87,8 @@ def algorithm_of(settings: LearnerSettings) -> Algorithm:
     loss = _loss(loss_name := settings.loss or recipe["loss"])
     clip = Clip(settings.clip_low, settings.clip_high, settings.dual_clip or math.inf)
     if loss_name not in LOSSES:
-        try_loss(loss_name, loss, clip, is_weighted=correction.is_weighted)
+        is_declared = isinstance(load_own("learner.loss", loss_name, PolicyLoss), PolicyLoss)
+        try_loss(loss_name, loss, clip, is_weighted=correction.is_weighted and not is_declared)
     low, high = settings.correction_low, settings.correction_high
     return Algorithm(
         advantage=advantage,

@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 def try_loss(name: str, loss: PolicyLoss, clip: Clip, *, is_weighted: bool) -> None:
-    """Check that the loss trains towards positive advantages, and that it has the importance ratio if it says so.
+    """Check that the loss trains towards positive advantages, and that it has the importance ratio.
 
-    is_weighted: the correction multiplies with the ratio, unless the loss contains it.
+    is_weighted: the correction multiplies with the ratio, unless the loss contains it, and no PolicyLoss says whether.
     Raises: SettingsError.
     """
 
@@ -49,11 +49,14 @@ def try_loss(name: str, loss: PolicyLoss, clip: Clip, *, is_weighted: bool) -> N
         )
     pairs = zip((now, opposed) * len(_SHIFTS), older, strict=True)
     has_ratio = any(after is None or not torch.equal(before[0], after[0]) for before, after in pairs)
-    if is_weighted and loss.has_ratio and not has_ratio:
+    # A loss may be zero in such a trial, as one of strong advantages or long answers only: that shows nothing.
+    is_zero = not any(bool(values.any() or gradient.any()) for values, gradient in (now, opposed))
+    if is_weighted and not (has_ratio or is_zero):
         raise SettingsError(
-            f"settings: learner.loss = {name} does not use its second argument, the old logprobs, so that "
-            "learner.correction would not weigh stale tokens. Give PolicyLoss(of_tokens=.., has_ratio=False), or set "
-            "learner.correction to none. See docs/do/algorithms.md."
+            f"settings: learner.loss = {name} had the same values for other old logprobs in a trial, so that "
+            "learner.correction would not weigh stale tokens. If it does not multiply by the ratio of both, give "
+            "PolicyLoss(of_tokens=.., has_ratio=False), or set learner.correction to none; if it does, give "
+            "PolicyLoss(of_tokens=.., has_ratio=True). See docs/do/algorithms.md."
         )
 
 

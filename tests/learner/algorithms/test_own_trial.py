@@ -33,6 +33,14 @@ def reinforce(logprobs, old, advantages, counts, clip):
 
 said = PolicyLoss(reinforce, has_ratio=False)
 
+def of_strong(logprobs, old, advantages, counts, clip):
+    return -ratio_of(logprobs, old) * advantages * (advantages.abs() > 1.5), logprobs > 0
+
+def of_strong_and_bonus(logprobs, old, advantages, counts, clip):
+    return of_strong(logprobs, old, advantages, counts, clip)[0] + 0.1 * logprobs, logprobs > 0
+
+with_ratio = PolicyLoss(of_strong_and_bonus, has_ratio=True)
+
 def centred(logprobs, old, advantages, counts, clip):
     return ppo(logprobs, old, advantages - advantages.mean(), counts, clip)
 
@@ -82,14 +90,18 @@ def test_loss_that_trains_away_from_positive_advantages_is_refused(own: str, nam
 
 
 def test_function_without_the_ratio_is_refused_where_the_correction_would_need_it(own: str) -> None:
-    with pytest.raises(SettingsError, match=r"does not use its second argument.*PolicyLoss\(of_tokens=.., has_ratio="):
+    with pytest.raises(
+        SettingsError, match=r"the same values for other old logprobs in a trial.* PolicyLoss\(of_tokens=.., has"
+    ):
         algorithm_of(LearnerSettings(loss=f"{own}:reinforce"))
     algorithm_of(LearnerSettings(loss=f"{own}:reinforce", correction="none"))
     algorithm_of(LearnerSettings(loss=f"{own}:reinforce", correction="geo_mask"))
     assert not algorithm_of(LearnerSettings(loss=f"{own}:said")).loss.has_ratio
 
 
-@pytest.mark.parametrize("name", ["ppo", "centred", "only_wrong", "tapered", "with_bonus", "random", "on_gpu"])
+@pytest.mark.parametrize(
+    "name", ["ppo", "centred", "only_wrong", "tapered", "with_bonus", "random", "on_gpu", "of_strong", "with_ratio"]
+)
 def test_losses_of_other_forms_are_taken(own: str, name: str) -> None:
     before = torch.get_rng_state()
     algorithm_of(LearnerSettings(loss=f"{own}:{name}"))
