@@ -157,6 +157,8 @@ def _check_equal_groups(name: str, advantage: Advantage, settings: LearnerSettin
             break
         try:
             result = advantage.of_groups(torch.full_like(lengths, reward), lengths)
+        except SettingsError:
+            raise
         except Exception:  # a user's code may raise anything; it may be written for larger groups
             if settings.equal_groups == "skip":
                 raise

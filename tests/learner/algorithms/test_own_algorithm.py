@@ -207,8 +207,8 @@ def _call(found: Algorithm, setting: str, group: torch.Tensor, tokens: torch.Ten
 @pytest.mark.parametrize(
     ("setting", "name", "said"),
     [
-        ("advantage", "mean_of_group", "returned [1, 1], expected [1, 3]"),
-        ("advantage", "one_group", "returned [3], expected [1, 3]"),
+        ("advantage", "mean_of_group", "returned [1, 1], expected [1, 4]"),
+        ("advantage", "one_group", "returned [4], expected [1, 4]"),
         ("advantage", "last_token", "returned [1], expected [3]"),
         ("loss", "mean_loss", "returned [] and [3], expected [3] and [3]"),
         ("loss", "loss_alone", "returned [3], expected [3] and [3]"),
