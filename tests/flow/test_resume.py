@@ -164,7 +164,17 @@ def test_a_killed_learner_rank_ends_a_command_that_may_not_start_again_with_a_re
 
 
 def _engines(cluster: FlowCluster) -> list[psutil.Process]:
-    return [process for process in cluster.processes() if title_of(process).startswith("VLLM::EngineCore")]
+    found = [process for process in cluster.processes() if title_of(process).startswith("VLLM::EngineCore")]
+    return found or [process for process in psutil.process_iter() if _is_of_a_server(process)]
+
+
+def _is_of_a_server(process: psutil.Process) -> bool:
+    """Return whether this is the engine of a rollout server; psutil's descendants of Ray sometimes lack it."""
+    try:
+        parents = process.parents() if title_of(process).startswith("VLLM::EngineCore") else []
+    except psutil.Error:
+        return False
+    return any(title_of(parent).startswith("ray::RolloutServer") for parent in parents)
 
 
 @pytest.fixture(scope="module")
